@@ -6,7 +6,8 @@
 The model is dequantized to bfloat16 first, so that both quantizers begin from the same floats. Both files have the same types
 in the same places; llama.cpp's differs in the bytes of its matrices, which `ggml_quantize_chunk` of the package xllamacpp has
 made. With `--conversations` the text is the last of the packaged conversations, and a third file is quantized by importance that
-the first of them have measured (`calibration_file`). Perplexity is computed in F32 by this engine for both. Speed is of one thread, in MB of bfloat16 a second of processor time.
+the first 16 of them have measured (`calibration_file`). Perplexity is computed in F32 by this engine for all. Speed is of one
+thread, in MB of bfloat16 a second of processor time.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def main() -> None:
         calibration = Path(folder) / "calibration.txt"
         if options.conversations:
             texts = [f"{one.prompt}\n\n{one.reply}\n\n" for one in conversations(99)]
-            calibration.write_text("".join(texts[: len(texts) // 2]))
+            calibration.write_text("".join(texts[:16]))
             with Runner(which=Which.GGUF(str(floats)), pa_gpu_mem=64) as runner:
                 ids = runner.tokenize_text("".join(texts[-20:]), add_special_tokens=True)[: options.tokens]
         else:

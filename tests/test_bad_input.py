@@ -215,7 +215,6 @@ def test_runner_types(options: dict[str, Any]) -> None:
     "options",
     [
         {"num_device_layers": ["0:10"]},
-        {"which_draft": text_model("llama")},
         {"mtp_model": "x"},
         {"enable_search": True},
         {"tool_callbacks": {}},
@@ -248,7 +247,6 @@ EITHER = [
     "organization",
     "write_uqff",
     "from_uqff",
-    "calibration_file",
     "matformer_config_path",
     "matformer_slice_name",
     "auto_map_params",

@@ -66,7 +66,8 @@ def test_a_runner_is_quantized_anew_while_it_serves() -> None:
         for name in ("8", "Q4_0"):
             steps: list[tuple[int, int]] = []
             runner.send_re_isq(name, load_progress=lambda done, of, steps=steps: steps.append((done, of)))
-            assert steps and steps[-1][0] == steps[-1][1]
+            assert steps
+            assert steps[-1][0] == steps[-1][1]
             assert log_probabilities(runner, ids) == scores[name]
             assert runner.memory_ledger().weights_bytes < bytes_of_floats
         runner.unload_model()
@@ -88,7 +89,9 @@ def test_a_server_is_quantized_anew(smollm2_path: Path) -> None:
         assert server.post("/v1/chat/completions", chat).status == 200
         for body, says in (({"ggml_type": "nix"}, "ggml_type is"), ({"type": "Q4K"}, "unknown field"), ({}, "missing field")):
             reply = server.post("/re_isq", body)
-            assert reply.status == 400 and says in reply.error["message"], body
+            assert reply.status == 400, body
+            assert says in reply.error["message"], body
     with serving("--disable-access-log", model=str(smollm2_path), memory="64") as server:
         reply = server.post("/re_isq", {"ggml_type": "8"})
-        assert reply.status == 400 and "quantized already" in reply.error["message"]
+        assert reply.status == 400
+        assert "quantized already" in reply.error["message"]

@@ -127,8 +127,8 @@ def test_every_flag_of_a_section_is_a_key(command: str, tmp_path: Path) -> None:
         ("command = 'serve'\n[sandbox]\nmode = 'on'", "[sandbox] is not supported yet; this server runs no tools"),
         ("command = 'run'\n[[models]]\nkind = 'speech'", "kind is 'speech'; it must be 'auto', 'text' or 'multimodal'"),
         (
-            "command = 'serve'\n[[models]]\n[models.quantization]\ncalibration_file = 'file'",
-            "the argument '--calibration-file <FILE>' is not supported yet; load a quantised GGUF file with -f",
+            "command = 'serve'\n[[models]]\n[models.quantization]\ntopology = 'file'",
+            "the argument '--topology <FILE>' is not supported yet",
         ),
         (
             "command = 'serve'\n[paged_attn]\nmemory_mb = 64\ncontext_len = 64",
@@ -182,7 +182,7 @@ def test_completions_know_commands_and_flags(shell: str, capsys: pytest.CaptureF
     script = capsys.readouterr().out
     for word in ("from-config", "serve", "pa-memory-mb"):
         assert word in script
-    assert "calibration-file" not in script
+    assert "from-uqff" not in script
 
 
 def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

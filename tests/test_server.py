@@ -1069,8 +1069,8 @@ def test_a_panic_or_a_bad_setting_is_an_error_before_loading(tmp_path: Path) -> 
         )
 
     assert run("--port", "70000").returncode == 2
-    assert "--calibration-file <FILE>" in run("--calibration-file", "x").stderr
-    assert run("--calibration-file", "x").returncode == 2
+    assert "--from-uqff <FILE>" in run("--from-uqff", "x").stderr
+    assert run("--from-uqff", "x").returncode == 2
     both = run("--pa-memory-mb", "5", "--pa-context-len", "5")
     assert both.returncode == 2
     assert "cannot be used with" in both.stderr

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import GOLDEN, complete, text_model, tokens
 from test_server import COMMAND, serving
 
-from mistral_paged import InvalidArgumentError, Runner
+from mistral_paged import InvalidArgumentError, ModelDType, Runner, Which
 
 LLAMA = str(GOLDEN / "text" / "llama")
 REPEATING = [list(range(40 + start, 60 + start)) * 3 for start in range(4)]
@@ -48,6 +49,41 @@ def test_answers_are_the_same_and_the_usage_tells_of_guesses() -> None:
         # The first token of an answer comes from the step that ends its prompt; each guess has one token that is no draft.
         assert stats["steps"] == plain["steps"] - right, options
         assert right > 0 or options["speculative"] == "auto"
+
+
+def test_a_draft_model_changes_no_token_and_is_always_right_about_itself() -> None:
+    with load() as runner:
+        expected, _, _ = answers(runner)
+        plain = runner.memory_ledger()
+    for name, options in (("qwen3", {"speculative": "draft_model"}), ("llama", {"speculative": "draft_model"}), ("llama", {})):
+        with load(which_draft=text_model(name), **options) as runner:
+            said, guessed, right = answers(runner)
+            assert said == expected, name
+            ledger = runner.memory_ledger()
+            planned = Runner.memory_plan(text_model("llama"), pa_gpu_mem=16, which_draft=text_model(name))
+        assert ledger.weights_bytes == planned.weights_bytes > plain.weights_bytes
+        assert ledger.bytes_per_block > plain.bytes_per_block
+        if options:
+            assert guessed > 100
+            assert name != "llama" or right > guessed * 0.9, "it is wrong only where it would end"
+
+
+def test_a_draft_model_that_does_not_go_with_the_rest_is_named(smollm2_path: Path) -> None:
+    draft = text_model("qwen3")
+    for options, words in (
+        ({"which_draft": draft, "speculative": "prompt_lookup"}, "which_draft.*draft_model"),
+        ({"which_draft": draft, "speculative": "off"}, "which_draft.*draft_model"),
+        ({"speculative": "draft_model"}, "which_draft"),
+        ({"which_draft": Which.Embedding(LLAMA)}, "has embeddings"),
+        ({"which_draft": Which.Plain(LLAMA, dtype=ModelDType.F32)}, "has a dtype"),
+        ({"which_draft": Which.GGUF(str(smollm2_path))}, "must have the vocabulary of its model"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            load(**options)
+    with pytest.raises(TypeError, match="which_draft"):
+        load(which_draft="model")
+    with pytest.raises(NotImplementedError, match="draft model for a model that sees"):
+        Runner(which=Which.MultimodalPlain(str(GOLDEN / "vision" / "llava")), which_draft=draft, pa_gpu_mem=16)
 
 
 def test_a_request_guesses_no_more_tokens_in_a_step_than_gamma() -> None:

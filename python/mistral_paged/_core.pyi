@@ -1533,7 +1533,7 @@ class Runner:
         num_device_layers: Any = None,
         in_situ_quant: str | None = None,
         anymoe_config: Any = None,
-        which_draft: Any = None,
+        which_draft: Which | None = None,
         speculative: str | None = None,
         speculative_gamma: int | None = None,
         mtp_model: Any = None,
@@ -1567,6 +1567,7 @@ class Runner:
         cpu_tier: str | None = None,
         num_threads: int | None = None,
         in_situ_quant: str | None = None,
+        which_draft: Which | None = None,
     ) -> MemoryPlan: ...
     def memory_ledger(self) -> MemoryPlan: ...
     @overload

@@ -334,11 +334,12 @@ RUNTIME = (
     ),
     Flag(
         ("--speculative",),
-        "guess later tokens from what was said before: off, auto (where it pays) or prompt_lookup (always)",
+        "guess later tokens from what was said before: off, auto (where it pays) or prompt_lookup (always); with --draft-model "
+        "auto unless given, or draft_model (always)",
         "NAME",
-        default="off",
-        choices=("off", "auto", "prompt_lookup"),
+        choices=("off", "auto", "prompt_lookup", "draft_model"),
     ),
+    Flag(("--draft-model",), "a smaller model of the same vocabulary that guesses: a folder, a GGUF file or a hub id", "MODEL"),
     Flag(("--speculative-gamma",), "tokens guessed at once at most", "N", int),
     Flag(("--mtp",), "speculation", planned=LATER_MTP),
     Flag(("--mtp-model",), "draft model", "MODEL", planned=LATER_MTP),

@@ -43,6 +43,7 @@ def load(options: argparse.Namespace) -> Runner:
             fairness=options.fairness,
             speculative=options.speculative,
             speculative_gamma=options.speculative_gamma,
+            which_draft=draft_model(options.draft_model),
             load_progress=bar.update,
             kv_events=getattr(options, "kv_events", None),
             kv_events_replay=getattr(options, "kv_events_replay", None),
@@ -207,6 +208,16 @@ def adapters(options: argparse.Namespace) -> dict[str, Any] | None:
     }
     given = {name: value for name, value in given.items() if value is not None}
     return {"adapters": listed, **given} if listed or given or options.enable_lora else None
+
+
+def draft_model(model: str | None) -> Which | None:
+    """The model that guesses tokens."""
+    if model is None:
+        return None
+    path = find_local(model)
+    if is_ggml(path, None):
+        raise ValueError("--draft-model is a GGML file: a folder in Hugging Face layout or a GGUF file works")
+    return Which.GGUF(model) if has_gguf(path) else Which.Plain(model)
 
 
 def has_gguf(path: Path | None) -> bool:

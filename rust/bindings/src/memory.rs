@@ -251,7 +251,7 @@ impl Runner {
     #[pyo3(signature = (
         which, max_seqs=32, token_source="cache", pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None,
         pa_cache_type=None, no_paged_attn=false, memory_goal=None, max_num_batched_tokens=None, device="auto", *,
-        deterministic=false, guaranteed=false, devices=None, cpu_tier=None, num_threads=None, in_situ_quant=None
+        deterministic=false, guaranteed=false, devices=None, cpu_tier=None, num_threads=None, in_situ_quant=None, which_draft=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "those of the constructor")]
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -275,6 +275,7 @@ impl Runner {
         #[pyo3(from_py_with = text::cpu_tier)] cpu_tier: Option<&str>,
         num_threads: Option<Integer>,
         #[pyo3(from_py_with = text::in_situ_quant)] in_situ_quant: Option<&str>,
+        which_draft: Option<Bound<'_, PyAny>>,
     ) -> PyResult<MemoryPlan> {
         let selection = Selection::of(which)?;
         let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
@@ -291,6 +292,7 @@ impl Runner {
             imatrix: options::imatrix(py, &selection)?,
             calibration_file: options::calibration_file(py, &selection)?,
             adapters: options::resolve_adapters(py, &selection, token_source)?,
+            draft: options::draft(py, which_draft.as_ref(), token_source)?,
             embedding: selection.embedding,
             vision: selection.vision,
             cpu: CpuOptions {

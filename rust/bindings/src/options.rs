@@ -8,8 +8,8 @@ use std::{
 };
 
 use engine::{
-    AdapterOptions, Device, Importance, Isq, KvEventsConfig, KvTierConfig, MemoryGpuConfig, ModelSource, PagedAttentionConfig,
-    Policies, PromptLookup, Speculation, cuda::CudaOptions,
+    AdapterOptions, Device, DraftChoice, DraftModel, Importance, Isq, KvEventsConfig, KvTierConfig, MemoryGpuConfig, ModelSource,
+    PagedAttentionConfig, Policies, PromptLookup, Speculation, cuda::CudaOptions,
 };
 use pyo3::{
     exceptions::{PyTypeError, PyUnicodeEncodeError},
@@ -20,10 +20,10 @@ use pyo3::{
 use crate::{
     arguments::{Integer, Real, at_least, at_least_if_given, named_text, shorten},
     detach::enter,
-    enums::{MultimodalArchitecture, PagedCacheType},
+    enums::{ModelDType, MultimodalArchitecture, PagedCacheType},
     exceptions::{ArchitectureError, invalid, raise},
     service::seconds,
-    which::{Place, Selection},
+    which::{Place, Selection, Which},
 };
 
 const FRACTION: &str = "GPU memory utilization must be finite and in (0, 1]";
@@ -238,24 +238,64 @@ pub fn policies(
     })
 }
 
-/// How drafts are made and chosen.
-pub fn speculation(name: Option<&Bound<'_, PyString>>, gamma: Option<&Integer>) -> PyResult<Option<Speculation>> {
+/// How drafts are made and chosen; `has_model`: there is a draft model.
+pub fn speculation(
+    name: Option<&Bound<'_, PyString>>,
+    gamma: Option<&Integer>,
+    has_model: bool,
+) -> PyResult<Option<Speculation>> {
     let max_drafts = at_least_if_given("speculative_gamma", gamma, 1)?;
     let name = name.map(|name| named_text("speculative", name)).transpose()?;
     let speculation = match name.as_deref() {
+        None | Some("auto") if has_model => Speculation::by_model(DraftChoice::Auto),
+        Some("draft_model") if has_model => Speculation::by_model(DraftChoice::All),
+        Some(other) if has_model => {
+            return Err(invalid(format!(
+                "`speculative` is {other:?}, and `which_draft` names a model that guesses: it must be \"auto\" or \"draft_model\", or \
+                 leave out one of the two"
+            )));
+        }
         None | Some("off") if max_drafts.is_some() => {
             return Err(invalid(
-                "`speculative_gamma` bounds the drafts of a step: give speculative=\"auto\" or \"prompt_lookup\" as well",
+                "`speculative_gamma` bounds the drafts of a step: give speculative=\"auto\" or \"prompt_lookup\", or `which_draft`, \
+                 as well",
             ));
         }
         None | Some("off") => return Ok(None),
         Some("auto") => Speculation::auto(),
         Some("prompt_lookup") => Speculation::always(Arc::new(PromptLookup)),
+        Some("draft_model") => {
+            return Err(invalid("`speculative` is \"draft_model\": name the model with `which_draft` (--draft-model)"));
+        }
         Some(other) => {
-            return Err(invalid(format!("`speculative` is {other:?}; it must be \"off\", \"auto\" or \"prompt_lookup\"")));
+            return Err(invalid(format!(
+                "`speculative` is {other:?}; it must be \"off\", \"auto\", \"prompt_lookup\" or \"draft_model\""
+            )));
         }
     };
-    Ok(Some(Speculation { max_drafts, ..speculation }))
+    Ok(Some(Speculation { max_drafts: max_drafts.or(speculation.max_drafts), ..speculation }))
+}
+
+/// The draft model, after downloading it when it is on the hub.
+pub fn draft(py: Python<'_>, which: Option<&Bound<'_, PyAny>>, token_source: &str) -> PyResult<Option<DraftModel>> {
+    let Some(which) = which else { return Ok(None) };
+    let which =
+        which.cast::<Which>().map_err(|_| PyTypeError::new_err("`which_draft` must be a Which, such as Which.GGUF(FILE)"))?;
+    let selection = Selection::of(which)?;
+    let text = "a draft model is Which.Plain, Which.GGUF or Which.GGML";
+    refuse_draft(selection.adapters.is_some(), "adapters", text)?;
+    refuse_draft(selection.embedding.is_some(), "embeddings", text)?;
+    refuse_draft(selection.vision.is_some(), "images", text)?;
+    refuse_draft(selection.imatrix.is_some() || selection.calibration_file.is_some(), "an importance of columns", text)?;
+    if !matches!(selection.dtype, ModelDType::Auto) {
+        return Err(invalid("`which_draft` has a dtype, and a draft model computes in that of its model: leave it out"));
+    }
+    let source = resolve(py, &selection, token_source)?;
+    Ok(Some(DraftModel { source, architecture: selection.architecture.map(str::to_owned), in_situ_quant: None }))
+}
+
+fn refuse_draft(is_given: bool, what: &str, text: &str) -> PyResult<()> {
+    if is_given { Err(invalid(format!("`which_draft` has {what}: {text}"))) } else { Ok(()) }
 }
 
 /// Seconds; infinite for `None`.

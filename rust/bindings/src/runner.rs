@@ -83,8 +83,9 @@ use crate::{
 /// - `speculative`: whether later tokens are guessed and checked in one step (speculative decoding), which changes the speed of
 ///   an answer and not its tokens. "auto": what followed when the last tokens were said before, where that pays; "prompt_lookup":
 ///   the same always; "off" unless given. `speculative_gamma`, 1 or more, is how many tokens a request guesses in a step at most;
-///   unless given, "prompt_lookup" guesses 8, and "auto" as many as pay.
-///   See docs/speculation.md.
+///   unless given, "prompt_lookup" and a draft model guess 8, and "auto" without one as many as pay.
+/// - `which_draft`: a smaller model of the same vocabulary that guesses instead, a `Which.Plain`, `Which.GGUF` or `Which.GGML`;
+///   `speculative` is then "auto", where that pays, unless given, or "draft_model", always. See docs/speculation.md.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 ///
 /// `with Runner(...) as runner:` gives its memory back at the end, as `close()` does.
@@ -173,7 +174,6 @@ impl Runner {
         refuse(&[
             ("num_device_layers", num_device_layers.is_some()),
             ("anymoe_config", anymoe_config.is_some()),
-            ("which_draft", which_draft.is_some()),
             ("mtp_model", mtp_model.is_some()),
             ("mtp_n_predict", mtp_n_predict.is_some()),
             ("enable_search", enable_search),
@@ -219,7 +219,8 @@ impl Runner {
             },
             cuda_libraries: doctor::library_paths(py)?,
             cuda,
-            speculation: options::speculation(speculative, speculative_gamma.as_ref())?,
+            speculation: options::speculation(speculative, speculative_gamma.as_ref(), which_draft.is_some())?,
+            draft: options::draft(py, which_draft.as_ref(), token_source)?,
             forced_drafts: true,
             only_for_gpus,
         };

@@ -13,6 +13,7 @@ pub mod importance;
 pub mod input_batch;
 pub mod isq;
 mod json;
+mod k_quants;
 pub mod keys;
 pub mod kv_tier;
 pub mod lora;
@@ -40,8 +41,9 @@ pub use embedding::{
     EmbeddingConfig, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, HeadActivation, HeadConfig, Pooling, Truncation,
 };
 pub use engine::{
-    Continuation, CpuOptions, Device, DeviceBytes, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats, LoadProgress,
-    MemoryPlan, ModelDType, ModelSource, PoolSnapshot, RequestHandle, STEP_TOKENS, Sequence, StepTokens, Vitals, best_device,
+    Continuation, CpuOptions, Device, DeviceBytes, DraftModel, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats,
+    LoadProgress, MemoryPlan, ModelDType, ModelSource, PoolSnapshot, RequestHandle, STEP_TOKENS, Sequence, StepTokens, Vitals,
+    best_device,
 };
 pub use error::EngineError;
 pub use event_sink::{Event, EventSink};

@@ -65,7 +65,9 @@ pub struct ModelRunner {
     ropes: Vec<GrowingRope>,
     /// Of the last step.
     tables: Vec<RopeTable>,
-    cache: Option<CacheEngine>,
+    cache: Option<Arc<CacheEngine>>,
+    /// Where its layers begin in the cache, which may have those of another model before them.
+    first_layer: usize,
     /// Of models with recurrent layers.
     states: Option<StateCache>,
 }
@@ -95,6 +97,7 @@ impl ModelRunner {
             ropes,
             tables: Vec::new(),
             cache: None,
+            first_layer: 0,
             states: None,
         })
     }
@@ -160,10 +163,27 @@ impl ModelRunner {
     /// Reserves the KV storage: a number of blocks and the tokens of each, which the layers share in these groups; block 0 is the
     /// null block.
     pub fn allocate_kv(&mut self, pool: (usize, usize), groups: &KvGroups) -> Result<(), EngineError> {
-        let spec = self.config.kv_cache_spec(pool, self.options.kv_dtype, groups)?;
+        self.allocate_kv_with(None, pool, groups)
+    }
+
+    /// The same, shared with a draft model: in each block lie its layers' keys and values of the same tokens.
+    pub(crate) fn allocate_kv_with(
+        &mut self,
+        draft: Option<&mut Self>,
+        pool: (usize, usize),
+        groups: &KvGroups,
+    ) -> Result<(), EngineError> {
+        let models: Vec<_> = [&self.config].into_iter().chain(draft.as_ref().map(|draft| &draft.config)).collect();
+        let spec = DecoderConfig::kv_cache_spec_of(&models, pool, self.options.kv_dtype, groups)?;
+        let cache = Arc::new(self.backend.alloc_kv_cache(&spec)?);
+        if let Some(draft) = draft {
+            draft.first_layer = self.config.layers.len();
+            draft.groups = groups.clone();
+            draft.cache = Some(Arc::clone(&cache));
+        }
         self.groups = groups.clone();
         self.graphs = StepGraphs::new(self.options.max_num_batched_tokens);
-        self.cache = Some(self.backend.alloc_kv_cache(&spec)?);
+        self.cache = Some(cache);
         if self.config.is_recurrent() {
             self.states = Some(StateCache::new(self.options.max_num_seqs, &self.config.state_lens())?);
         }
@@ -175,7 +195,7 @@ impl ModelRunner {
     /// # Errors
     /// [`EngineError::Internal`] before [`Self::allocate_kv`].
     pub fn cache(&self) -> Result<&CacheEngine, EngineError> {
-        self.cache.as_ref().ok_or_else(|| EngineError::Internal("the KV cache was used before it was made".into()))
+        self.cache.as_deref().ok_or_else(|| EngineError::Internal("the KV cache was used before it was made".into()))
     }
 
     /// Copies KV blocks, `(source, destination)`, in order.
@@ -230,7 +250,8 @@ impl ModelRunner {
         self.adapters.clone_from(&step.adapters);
         let cache = self.cache.as_ref().ok_or_else(|| EngineError::Internal("a step ran before the KV cache was made".into()))?;
         let states = self.states.as_ref();
-        let run = Run { backend: &*self.backend, precision: self.options.precision, cache, ropes: &self.tables, states };
+        let (backend, precision, first_layer) = (&*self.backend, self.options.precision, self.first_layer);
+        let run = Run { backend, precision, cache, ropes: &self.tables, states, first_layer };
         self.weights.decoder.forward(&run, &mut self.graphs, &mut self.activations, (token_ids, images), step);
         Ok(())
     }

@@ -9,10 +9,14 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-use common::serving::{exact, greedy, pool_of, prompt, start, stats};
+use common::{
+    hugging_face,
+    serving::{exact, greedy, pool_of, prompt, start, stats},
+};
 use engine::{
-    Completion, DraftChoice, DryParams, Engine, EngineConfig, GenerationRequest, ModelDType, PagedAttentionConfig,
-    PagedCacheType, Prompt, PromptLookup, Proposer, SamplingParams, ServiceParams, Speculation,
+    Completion, DraftChoice, DraftModel, DryParams, Engine, EngineConfig, FinishReason, GenerationRequest, KvTierConfig,
+    ModelDType, PagedAttentionConfig, PagedCacheType, Prompt, PromptLookup, Proposer, SamplingParams, ServiceParams, Speculation,
+    Tokenizer,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -161,6 +165,19 @@ fn check(model: &str, way: &str, config: &EngineConfig) {
         let was_any_right = stats(&engine).drafts.accepted > 0;
         assert!(was_any_right || way != "exact" || speculation.choice == DraftChoice::Auto, "{model}: none was right");
     }
+    let choices = [DraftChoice::All, DraftChoice::Auto];
+    for (draft, choice) in ["qwen3", "gemma3"].into_iter().zip(choices).take(if way == "exact" { 2 } else { 1 }) {
+        let engine = start(model, &drafted_by(draft, choice, config));
+        let (got, num_recomputed_with) = ask(&engine);
+        for (number, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            assert_eq!(got, expected, "{model}, {way}, drafts of the model {draft}, request {number}");
+        }
+        let drafts = stats(&engine).drafts;
+        assert!(drafts.tokens > 0 || choice == DraftChoice::Auto, "{model}, {way}: {draft} guessed nothing");
+        if way == "exact" {
+            assert_eq!(num_recomputed_with, 0, "{model}, {draft}");
+        }
+    }
     for kind in [Kind::Right, Kind::Mixed, Kind::Wrong] {
         let proposer = Oracle::new(kind, answers.clone());
         let engine = start(
@@ -183,6 +200,136 @@ fn check(model: &str, way: &str, config: &EngineConfig) {
             assert!(stats.steps * factor < plain.steps, "{model}, {way}: {} steps instead of {}", stats.steps, plain.steps);
         }
     }
+}
+
+fn drafted_by(draft: &str, choice: DraftChoice, config: &EngineConfig) -> EngineConfig {
+    let draft = DraftModel { source: hugging_face(draft), architecture: None, in_situ_quant: None };
+    EngineConfig { speculation: Some(Speculation::by_model(choice)), draft: Some(draft), ..config.clone() }
+}
+
+fn plain(max_tokens: usize) -> SamplingParams {
+    SamplingParams { logprobs: None, ignore_eos: false, ..greedy(max_tokens) }
+}
+
+/// Prompts that a model has more to say to than is asked for: where it would end, a draft model does not know that it may not.
+fn prompts_without_end(model: &str) -> Vec<Vec<u32>> {
+    let engine = start(model, &exact());
+    let goes_on = |prompt: &Vec<u32>| {
+        let completion =
+            engine.submit(GenerationRequest::new(Prompt::TokenIds(prompt.clone()), plain(40))).unwrap().wait().unwrap();
+        completion.choices[0].finish_reason == FinishReason::Length
+    };
+    let prompts: Vec<_> = (0..40).map(|i| prompt(i % 7, 30 + 2 * i)).filter(goes_on).take(4).collect();
+    assert_eq!(prompts.len(), 4, "{model} ends most answers");
+    prompts
+}
+
+/// A model that is its own draft model is always right, as long as the keys and values of its second self are there: of cached
+/// and copied blocks, of forks, behind preemptions, and in files.
+#[test]
+fn a_model_is_right_about_itself_wherever_its_blocks_come_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let kv_tier = Some(KvTierConfig::File { path: dir.path().to_owned(), max_bytes: 1 << 30 });
+    let int8 = PagedAttentionConfig { cache_type: PagedCacheType::Int8, ..pool_of(4000, 16) };
+    let tiered = EngineConfig { kv_tier, paged_attention: pool_of(4000, 8), ..exact() };
+    let configs = [
+        ("llama", exact()),
+        ("llama", EngineConfig { paged_attention: int8, ..exact() }),
+        ("llama", EngineConfig { paged_attention: pool_of(200, 8), ..exact() }),
+        ("llama", EngineConfig { max_num_batched_tokens: 7, ..exact() }),
+        ("llama", EngineConfig { no_kv_cache: true, ..exact() }),
+        ("llama", tiered.clone()),
+        ("llama", tiered),
+        ("gemma3", EngineConfig { paged_attention: pool_of(400, 8), ..exact() }),
+        ("mistral-window", exact()),
+        ("deepseek-v2-lite", exact()),
+        ("phi3-longrope", exact()),
+    ];
+    for (number, (model, config)) in configs.into_iter().enumerate() {
+        let prompts = prompts_without_end(model);
+        let engine = start(model, &drafted_by(model, DraftChoice::All, &config));
+        for round in 0..3 {
+            engine.pause().unwrap();
+            let of = |i: usize, n_choices| GenerationRequest {
+                n_choices,
+                service: ServiceParams { keep: true, ..ServiceParams::default() },
+                ..GenerationRequest::new(Prompt::TokenIds(prompts[i].clone()), plain(25))
+            };
+            let requests = [of(0, 1), of(1, 1), of(2, 2), of(3, 1)];
+            let streams: Vec<_> = requests.into_iter().map(|request| engine.submit(request).unwrap()).collect();
+            engine.resume().unwrap();
+            let kept: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
+            // From the middle of a block, which is copied.
+            for completion in &kept {
+                let sequence = completion.choices[0].sequence.as_ref().unwrap();
+                let prompt = Prompt::TokenIds(sequence.token_ids()[..sequence.token_ids().len() - 3].to_vec());
+                engine.submit(GenerationRequest::new(prompt, plain(9))).unwrap().wait().unwrap();
+            }
+            let drafts = stats(&engine).drafts;
+            assert!(drafts.tokens > 20, "{model}: {} drafts", drafts.tokens);
+            assert_eq!(drafts.accepted, drafts.tokens, "{model}, configuration {number}, round {round}");
+        }
+        let tier = stats(&engine).tier;
+        assert!(tier.failed_blocks == 0, "{model}");
+    }
+}
+
+#[test]
+fn a_draft_model_is_in_the_plan() {
+    let with = drafted_by("qwen3", DraftChoice::All, &exact());
+    let (alone, both) = [&exact(), &with].map(|config| start("llama", config)).into();
+    let planned = Engine::memory_plan(&hugging_face("llama"), &with, None).unwrap();
+    assert_eq!(planned.devices[0].weights, both.weight_bytes());
+    assert_eq!(both.memory_ledger().devices[0].weights, both.weight_bytes());
+    assert!(both.weight_bytes() > alone.weight_bytes());
+    let own = start("qwen3", &exact());
+    assert_eq!(both.weight_bytes(), alone.weight_bytes() + own.weight_bytes());
+    assert_eq!(both.block_bytes(), alone.block_bytes() + own.block_bytes());
+}
+
+#[test]
+fn a_model_that_cannot_draft_is_refused_by_its_reason() {
+    let refused = |model: &str, draft: &str| {
+        let source = model.strip_suffix(".gguf").map_or_else(|| hugging_face(model), common::gguf);
+        let config = drafted_by(draft, DraftChoice::All, &exact());
+        Engine::load(&source, &config, &|_| {}).err().unwrap().to_string()
+    };
+    let error = refused("llama", "lfm2");
+    assert!(error.contains("lfm2 as a draft model"), "{error}");
+    let error = refused("lfm2", "llama");
+    assert!(error.contains("cannot go back"), "{error}");
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("llama");
+    std::fs::create_dir(&folder).unwrap();
+    for file in std::fs::read_dir(common::golden_dir().join("text/llama")).unwrap() {
+        let file = file.unwrap().path();
+        let bytes = std::fs::read(&file).unwrap();
+        let name = file.file_name().unwrap();
+        let bytes = if name == "tokenizer.json" {
+            let text = String::from_utf8(bytes).unwrap();
+            // Two tokens change places.
+            let of = |id: u32| {
+                let tokenizer = Tokenizer::from_file(&file).unwrap();
+                serde_json::to_string(&tokenizer.token_text(id)).unwrap()
+            };
+            let (a, b) = (of(100), of(101));
+            text.replacen(&format!("{a}: 100"), "\u{1}", 1)
+                .replacen(&format!("{b}: 101"), &format!("{a}: 101"), 1)
+                .replacen('\u{1}', &format!("{b}: 100"), 1)
+                .into_bytes()
+        } else {
+            bytes
+        };
+        std::fs::write(folder.join(name), bytes).unwrap();
+    }
+    let draft = DraftModel {
+        source: engine::ModelSource::HuggingFace { path: folder, tokenizer_json: None },
+        architecture: None,
+        in_situ_quant: None,
+    };
+    let config = EngineConfig { draft: Some(draft), ..drafted_by("llama", DraftChoice::All, &exact()) };
+    let error = Engine::load(&hugging_face("llama"), &config, &|_| {}).err().unwrap().to_string();
+    assert!(error.contains("must have the vocabulary of its model"), "{error}");
 }
 
 fn fast() -> EngineConfig {

@@ -69,7 +69,7 @@ fn packed_chunks_take_no_more_than_the_limits() {
     }
 }
 
-/// `cargo run --example fuzz` does more of them.
+/// `cargo run --example fuzz_images` does more of them.
 #[test]
 fn damaged_files_are_images_or_errors() {
     let _guard = ONE_AT_A_TIME.lock();

@@ -6,6 +6,7 @@ use device::cuda::{CudaOptions, LibraryPaths};
 use kv_events::KvEventsConfig;
 use paged::{PagedAttentionConfig, Policies};
 
+use super::DraftModel;
 use crate::{
     AdapterOptions, EmbeddingOptions, EngineError, Importance, Isq, Speculation, VisionOptions, kv_tier::KvTierConfig, weights,
 };
@@ -165,6 +166,8 @@ pub struct EngineConfig {
     pub cuda: CudaOptions,
     /// Who proposes drafts, and which of them are computed; none unless given.
     pub speculation: Option<Speculation>,
+    /// A smaller model that makes the drafts of [`Speculation::by_model`]; none unless given.
+    pub draft: Option<DraftModel>,
     /// Text that a grammar leaves no choice about is drafted, so that its tokens take fewer steps; it changes none of them.
     pub forced_drafts: bool,
     /// Arguments that were given and that only a GPU can honour, such as `cuda_graphs=True`; a processor refuses them.
@@ -215,6 +218,7 @@ impl Default for EngineConfig {
             cuda_libraries: LibraryPaths::default(),
             cuda: CudaOptions::default(),
             speculation: None,
+            draft: None,
             forced_drafts: true,
             only_for_gpus: Vec::new(),
         }

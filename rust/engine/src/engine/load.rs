@@ -19,9 +19,9 @@ use paged::{FairnessPolicy, Scheduler, SchedulerConfig};
 use serde_json::json;
 
 use super::{
-    Device, EngineConfig, LoadProgress, Loaded, MemoryPlan, ModelSource, Shared, events,
+    Device, EngineConfig, LoadProgress, Loaded, MemoryPlan, ModelSource, Shared, draft, events,
     plan::{PlannedDevices, PlannedModel, device_dtype, plan, precision, weight_bytes},
-    thread::EngineThread,
+    thread::{Drafter, EngineThread},
     tier,
 };
 use crate::{
@@ -123,6 +123,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
                 vision: None,
                 adapter_bytes: adapter_bytes(config)?,
                 embedding: embedding.as_ref(),
+                draft: None,
             },
             config,
             devices,
@@ -131,7 +132,8 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
     calibration::check(source, config, backend.memory()?.is_host)?;
     let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    plan(planned_model(&files, &text, config.vision, adapter_bytes(config)?), config, devices)
+    let draft = draft::open(config, files.config(), &text.tokenizer, &*backend)?;
+    plan(planned_model(&files, draft.as_ref(), &text, config.vision, adapter_bytes(config)?), config, devices)
 }
 
 pub(crate) fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
@@ -162,6 +164,7 @@ pub(super) fn planned_bytes(files: &ModelFiles, config: &EngineConfig, backend: 
         vision: files.vision(),
         adapter_bytes: 0,
         embedding: files.embedding(),
+        draft: None,
     };
     weight_bytes(model, config, PlannedDevices::Own { backend, loaded: 0 })
 }
@@ -220,6 +223,7 @@ fn adapter_bytes(config: &EngineConfig) -> Result<u64, EngineError> {
 
 fn planned_model<'a>(
     files: &'a ModelFiles,
+    draft: Option<&'a ModelFiles>,
     text: &TextFiles,
     vision: Option<VisionOptions>,
     adapter_bytes: u64,
@@ -233,6 +237,7 @@ fn planned_model<'a>(
         vision: files.vision(),
         adapter_bytes,
         embedding: files.embedding(),
+        draft: draft.map(draft::planned),
     }
 }
 
@@ -298,10 +303,11 @@ pub fn load_with_backend(
     let files = open_files(source, config)?;
     warn_of_senses(&files);
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
+    let draft = draft::open(config, files.config(), &text.tokenizer, &**backend)?;
     let adapter_bytes = adapter_bytes(config)?;
     let planned = |loaded| {
         plan(
-            planned_model(&files, &text, config.vision, adapter_bytes),
+            planned_model(&files, draft.as_ref(), &text, config.vision, adapter_bytes),
             config,
             PlannedDevices::Own { backend: &**backend, loaded },
         )
@@ -317,7 +323,8 @@ pub fn load_with_backend(
     }
     let cache = &plan.cache;
     // One block more than is promised: the null block.
-    runner.allocate_kv((cache.num_gpu_blocks + 1, cache.block_size), &cache.groups)?;
+    let mut drafting = load_draft(draft.as_ref(), config, &plan, backend)?;
+    runner.allocate_kv_with(drafting.as_mut(), (cache.num_gpu_blocks + 1, cache.block_size), &cache.groups)?;
     let is_recurrent = files.config().is_recurrent();
     if is_recurrent && config.speculation.is_some() {
         let text = format!("drafts with {}, whose states cannot go back, are not supported", files.config().architecture);
@@ -340,13 +347,15 @@ pub fn load_with_backend(
     let (inbox, commands) = mpsc::channel();
     let tokenizer = Arc::new(text.tokenizer);
     let servable_tokens = scheduler.servable_tokens();
-    let (weight_bytes, kv_cache_bytes) = (runner.weight_bytes(), runner.kv_cache_bytes());
+    let draft_bytes = drafting.as_ref().map_or(0, ModelRunner::weight_bytes);
+    let (weight_bytes, kv_cache_bytes) = (runner.weight_bytes() + draft_bytes, runner.kv_cache_bytes());
     let digest = tier::digest(&files, config, &**backend)?;
     let swapper = tier::open(&files, config, &runner, &**backend, digest.as_ref())?;
     let flush = swapper.as_ref().map(Swapper::flush_on_drop);
     let told = events::start(listeners, &files, config, &runner, digest.as_ref(), adapters.clone())?;
     let mut thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
     prepare_thread(&mut thread, &files, config, swapper);
+    thread.draft_by(drafting.map(|runner| Drafter::new(runner, files.config().vocab_size)));
     let shared = Shared {
         inbox,
         grammars: GrammarCompiler::new(Arc::clone(&tokenizer), files.config().vocab_size),
@@ -379,6 +388,7 @@ pub fn load_with_backend(
         loaded: RwLock::new(Arc::new(Loaded { plan, description, weight_bytes, _flush: flush })),
         re_isq: Mutex::default(),
         adapters,
+        draft_bytes,
         kv_cache_bytes,
     };
     Ok((shared, thread))
@@ -392,6 +402,17 @@ pub(super) fn runner_options(config: &EngineConfig, plan: &MemoryPlan) -> Runner
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_num_seqs: config.max_num_seqs,
     }
+}
+
+/// The draft model, whose keys and values are to lie in the pool of the other.
+fn load_draft(
+    files: Option<&ModelFiles>,
+    config: &EngineConfig,
+    plan: &MemoryPlan,
+    backend: &Arc<dyn Backend>,
+) -> Result<Option<ModelRunner>, EngineError> {
+    let load = |files| ModelRunner::load(files, Arc::clone(backend), runner_options(config, plan), &|_| ());
+    files.map(load).transpose()
 }
 
 fn warn_of_senses(files: &ModelFiles) {
@@ -444,15 +465,15 @@ fn request_limits(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, 
 }
 
 /// What turns requests into tokens and back.
-struct TextFiles {
-    tokenizer: Tokenizer,
+pub(super) struct TextFiles {
+    pub(super) tokenizer: Tokenizer,
     chat_template: Option<ChatTemplate>,
     generation_config: GenerationConfig,
 }
 
 impl TextFiles {
     /// An explicit template goes before the folder's, which goes before the GGUF file's own.
-    fn open(source: &ModelSource, files: &ModelFiles, template: Option<&str>) -> Result<Self, EngineError> {
+    pub(super) fn open(source: &ModelSource, files: &ModelFiles, template: Option<&str>) -> Result<Self, EngineError> {
         let (mut tokenizer, dir) = match source {
             // As Meta publishes Llama: with a tokenizer, and without a template.
             ModelSource::HuggingFace { path, tokenizer_json } if files.metadata().is_some() => {

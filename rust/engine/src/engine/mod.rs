@@ -1,6 +1,7 @@
 //! The engine: one thread owns scheduler, pool and device; callers talk to it through channels.
 
 mod config;
+mod draft;
 mod events;
 mod forgery;
 mod heartbeat;
@@ -30,6 +31,7 @@ use device::{Backend, host::trim_heap};
 use kv_events::{KvEventsStats, StatsReader};
 
 pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
+pub use draft::DraftModel;
 use heartbeat::Heartbeat;
 pub use heartbeat::{STEP_TOKENS, StepTokens, Vitals};
 pub(crate) use load::open_files;
@@ -100,6 +102,8 @@ struct Shared {
     re_isq: Mutex<()>,
     /// `None`: the model was loaded without.
     adapters: Option<Arc<Registry>>,
+    /// Bytes of the draft model's weights.
+    draft_bytes: u64,
     kv_cache_bytes: u64,
 }
 

@@ -108,6 +108,16 @@ pub(super) struct PlannedModel<'a> {
     pub embedding: Option<&'a EmbeddingConfig>,
     /// How it sees, if it does.
     pub vision: Option<&'a VisionConfig>,
+    /// Who proposes drafts, if a model does: on the same device.
+    pub draft: Option<PlannedDraft<'a>>,
+}
+
+/// A draft model before it is loaded.
+#[derive(Clone, Copy)]
+pub(super) struct PlannedDraft<'a> {
+    pub config: &'a DecoderConfig,
+    pub weights: Option<&'a WeightSource>,
+    pub isq: Option<Isq>,
 }
 
 /// Where a model is to run.
@@ -143,7 +153,7 @@ pub(super) fn weight_bytes(
     config: &EngineConfig,
     devices: PlannedDevices<'_>,
 ) -> Result<u64, EngineError> {
-    let layers = KvLayers { config: model.config, num_devices: devices.len() };
+    let layers = KvLayers::of(&model, devices);
     Ok(beside_kv(model, config, devices, &layers, 1)?.iter().map(|device| device.weights).sum())
 }
 
@@ -161,12 +171,16 @@ pub(super) fn plan(
     let mut max_model_len = model.config.max_position_embeddings;
     let limits =
         PoolLimits { max_num_seqs: config.max_num_seqs, max_num_batched_tokens: config.max_num_batched_tokens, max_model_len };
-    let layers = KvLayers { config: model.config, num_devices: devices.len() };
+    let layers = KvLayers::of(&model, devices);
     let bytes = beside_kv(model, config, devices, &layers, max_model_len)?;
     let kv_dtype = model_dtype(config.dtype, model.config, devices);
     if let PlannedDevices::Own { backend, .. } = devices {
         check_kv_layers(backend, device_dtype(config.paged_attention.cache_type.resolve(kv_dtype)), model.config)?;
         check_layers(backend, model.config)?;
+        if let Some(draft) = model.draft {
+            check_kv_layers(backend, device_dtype(config.paged_attention.cache_type.resolve(kv_dtype)), draft.config)?;
+            check_layers(backend, draft.config)?;
+        }
     }
     let memory: Vec<_> = bytes.iter().map(DeviceBytes::memory).collect();
     let cache = calculate_cache_config(&config.paged_attention, &layers, kv_dtype, &memory, &limits)
@@ -300,20 +314,39 @@ pub(super) fn precision(config: &EngineConfig) -> Precision {
 /// The model as the sizing of the pool sees it.
 struct KvLayers<'a> {
     config: &'a DecoderConfig,
+    /// Its layers are behind the model's.
+    draft: Option<&'a DecoderConfig>,
     num_devices: usize,
+}
+
+impl<'a> KvLayers<'a> {
+    fn of(model: &PlannedModel<'a>, devices: PlannedDevices<'_>) -> Self {
+        Self { config: model.config, draft: model.draft.map(|draft| draft.config), num_devices: devices.len() }
+    }
+
+    /// Whose layer it is, and which of its own.
+    fn owner(&self, layer: usize) -> (&DecoderConfig, usize) {
+        let own = self.config.num_layers();
+        match self.draft {
+            Some(draft) if layer >= own => (draft, layer - own),
+            _ => (self.config, layer),
+        }
+    }
 }
 
 impl ModelConfigLike for KvLayers<'_> {
     fn num_layers(&self) -> usize {
-        self.config.num_layers()
+        self.config.num_layers() + self.draft.map_or(0, ModelConfigLike::num_layers)
     }
 
     fn kv_shape(&self, layer: usize) -> KvShape {
-        self.config.kv_shape(layer)
+        let (config, layer) = self.owner(layer);
+        config.kv_shape(layer)
     }
 
     fn retention(&self, layer: usize) -> Retention {
-        self.config.retention(layer)
+        let (config, layer) = self.owner(layer);
+        config.retention(layer)
     }
 
     fn device(&self, layer: usize) -> usize {
@@ -354,6 +387,12 @@ fn beside_kv(
     Decoder::new(&mut counter, model.config)?;
     for (bytes, weights) in bytes.iter_mut().zip(&counter.bytes) {
         bytes.weights = *weights;
+    }
+    if let Some(draft) = model.draft {
+        let mut counter = Counter::new((draft.weights, draft.isq), devices, precision(config), layers);
+        Decoder::new(&mut counter, draft.config)?;
+        bytes[0].weights += counter.bytes.iter().sum::<u64>();
+        bytes[0].activations += activation_bytes(draft.config, config, longest);
     }
     if let (Some(vision), Some(weights)) = (model.vision, model.weights) {
         let backend = if let PlannedDevices::Own { backend, .. } = devices { Some(backend) } else { None };

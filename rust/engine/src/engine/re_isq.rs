@@ -45,7 +45,7 @@ impl Engine {
         check_room(isq, planned_bytes(&files, &config, &*backend)?, self.available_bytes()?)?;
         let weights = ModelWeights::load(&files, &backend, runner_options(&config, &old.plan), progress)?;
         let digest = tier::digest(&files, &config, &*backend)?;
-        let weight_bytes = weights.bytes;
+        let weight_bytes = weights.bytes + shared.draft_bytes;
         let plan = old.plan.with_weights(weight_bytes);
         let description = describe(&files, &config, &plan, &*backend);
         let (reply, answer) = mpsc::channel();

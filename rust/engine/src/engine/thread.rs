@@ -1,6 +1,7 @@
 //! The one thread that owns scheduler, pool and device.
 
 mod constrained;
+mod drafting;
 mod events;
 mod images;
 mod prompt_logprobs;
@@ -23,6 +24,7 @@ use device::host::trim_heap;
 use paged::{KvCacheConfig, PoolSnapshot, RequestId, Scheduler, SchedulerOutput, StepPacer};
 use rustc_hash::FxHashMap;
 
+pub use drafting::Drafter;
 use images::{HeldImages, Sight};
 pub use re_isq::NewWeights;
 use sampling::StepOutputs;
@@ -123,6 +125,8 @@ pub struct EngineThread {
     sight: Option<Sight>,
     /// Who proposes drafts, if anybody does.
     speculator: Option<Speculator>,
+    /// The model that does, if it is one.
+    drafter: Option<Drafter>,
     /// Zero of the scheduler's clock.
     started: Instant,
     step_began: Instant,
@@ -169,6 +173,7 @@ impl EngineThread {
             outputs: StepOutputs::default(),
             sight: None,
             speculator: None,
+            drafter: None,
             started: Instant::now(),
             step_began: Instant::now(),
             new_weights: None,
@@ -197,6 +202,11 @@ impl EngineThread {
     pub fn speculate(&mut self, speculation: Option<&Speculation>, drafts_forced: bool) {
         let (vocab_size, most) = (self.runner.config().vocab_size, self.runner.max_logit_rows());
         self.speculator = Speculator::new(speculation, drafts_forced, vocab_size, most);
+    }
+
+    /// Has a second model make the drafts that are asked for.
+    pub fn draft_by(&mut self, drafter: Option<Drafter>) {
+        self.drafter = drafter;
     }
 
     /// Keeps outputs of the image encoder within so many bytes.

@@ -34,6 +34,17 @@ pub fn digest(files: &ModelFiles, config: &EngineConfig, backend: &dyn Backend) 
     is_needed.then(digest).transpose()
 }
 
+/// Of the files of a draft model, and how they are computed with.
+fn draft_digest(config: &EngineConfig, num_threads: usize) -> Result<Option<[u8; 32]>, EngineError> {
+    let Some(draft) = &config.draft else { return Ok(None) };
+    let files = ModelFiles::open(&draft.source, draft.architecture.as_deref())?;
+    let weights = weights_digest(files.weights().watches().iter().map(FileWatch::path), num_threads)?;
+    let isq = draft.in_situ_quant.map(|isq| isq.to_string()).unwrap_or_default();
+    let config = format!("{:?} {:?}", files.config(), files.weights().hub_format());
+    let space = Space::default().with("weights", &weights).with("config", config.as_bytes()).with("isq", isq.as_bytes());
+    Ok(Some(space.digest()))
+}
+
 /// Opens the tier that was asked for, if any, for weights with this digest.
 pub fn open(
     files: &ModelFiles,
@@ -59,8 +70,13 @@ pub fn open(
         .with("isq", config.in_situ_quant.map(|isq| isq.to_string()).unwrap_or_default().as_bytes())
         .with("imatrix", config.imatrix.as_ref().map_or(&[][..], |imatrix| imatrix.digest().as_bytes()))
         .with("deterministic", &[u8::from(config.deterministic)])
-        .with("device", format!("{} {}", info.device, info.isa).as_bytes())
-        .digest();
+        .with("device", format!("{} {}", info.device, info.isa).as_bytes());
+    // Their keys and values are in the same blocks.
+    let space = match draft_digest(config, info.num_threads)? {
+        Some(draft) => space.with("draft", &draft),
+        None => space,
+    }
+    .digest();
     let format = RecordFormat { space, block_size: shape.block_size, payload_bytes: cache.block_bytes() };
     let bytes_per_block = format.payload_bytes as u64;
     let tokens_per_second = WEIGHT_BYTES_PER_SECOND / files.weight_bytes().max(1) as f64;

@@ -419,7 +419,24 @@ impl DecoderConfig {
     /// # Errors
     /// [`EngineError::Internal`] for groups of another model.
     pub fn kv_cache_spec(&self, pool: (usize, usize), dtype: KvDType, groups: &KvGroups) -> Result<KvCacheSpec, EngineError> {
-        let sources: Vec<_> = (0..self.layers.len()).map(|layer| self.kv_source(layer)).collect();
+        Self::kv_cache_spec_of(&[self], pool, dtype, groups)
+    }
+
+    /// The same for several models, the layers of each behind those of the one before.
+    pub(crate) fn kv_cache_spec_of(
+        models: &[&Self],
+        pool: (usize, usize),
+        dtype: KvDType,
+        groups: &KvGroups,
+    ) -> Result<KvCacheSpec, EngineError> {
+        let mut sources = Vec::new();
+        for model in models {
+            let first = sources.len();
+            sources.extend((0..model.layers.len()).map(|layer| match model.kv_source(layer) {
+                KvSource::Layer(owner) => KvSource::Layer(first + owner),
+                source => source,
+            }));
+        }
         let groups: Vec<_> = groups.groups.iter().map(|group| &group.layers[..]).collect();
         KvCacheSpec::grouped(pool, dtype, &sources, &groups).map_err(|error| EngineError::Internal(error.to_string()))
     }

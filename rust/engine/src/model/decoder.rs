@@ -276,7 +276,8 @@ impl Decoder {
 
     fn layers(&self, run: &Run<'_>, a: &mut Activations, images: &[VectorRows], step: &StepMetadata) {
         for (index, layer) in self.layers.iter().enumerate() {
-            layer.run(&mut Context { run: *run, step, layer: index, hidden: &mut a.hidden, buffers: &mut a.buffers });
+            let number = run.first_layer + index;
+            layer.run(&mut Context { run: *run, step, layer: number, hidden: &mut a.hidden, buffers: &mut a.buffers });
             for images in images.iter().filter(|images| index + 1 < images.num_planes) {
                 images.for_each(index + 1, &mut a.hidden, |hidden, vector| {
                     hidden.iter_mut().zip(vector).for_each(|(x, v)| *x += v);

@@ -41,13 +41,15 @@ pub(crate) struct Run<'a> {
     pub(crate) ropes: &'a [RopeTable],
     /// Of models with recurrent layers.
     pub(crate) states: Option<&'a StateCache>,
+    /// Where the model's layers begin in the cache.
+    pub(crate) first_layer: usize,
 }
 
 /// What the phases of a layer run on.
 pub(crate) struct Context<'a> {
     pub(crate) run: Run<'a>,
     pub(crate) step: &'a StepMetadata,
-    /// The layer's number.
+    /// The layer's number, in the cache too.
     pub(crate) layer: usize,
     /// `[num_tokens, hidden_size]`: the residual stream.
     pub(crate) hidden: &'a mut Tensor,

@@ -12,6 +12,7 @@ use paged::{RequestId, Scheduler};
 pub use lookup::PromptLookup;
 pub use policy::Acceptance;
 use policy::{Candidate, Policy};
+use proposer::ByModel;
 pub use proposer::Proposer;
 
 use crate::error::caught;
@@ -45,6 +46,11 @@ impl Speculation {
     /// Prompt lookup where it pays.
     pub fn auto() -> Self {
         Self { proposer: Arc::new(PromptLookup), choice: DraftChoice::Auto, max_drafts: None }
+    }
+
+    /// Drafts of the engine's draft model ([`crate::EngineConfig::draft`]).
+    pub fn by_model(choice: DraftChoice) -> Self {
+        Self { proposer: Arc::new(ByModel), choice, max_drafts: Some(DEFAULT_DRAFTS) }
     }
 
     /// All drafts of a proposer.
@@ -119,6 +125,11 @@ impl Speculator {
     /// Whether forced text is drafted.
     pub(crate) fn forces(&self) -> bool {
         self.forces
+    }
+
+    /// Asks the proposer no more.
+    pub(crate) fn stop(&mut self) {
+        self.proposer = None;
     }
 
     /// Whether others than grammars propose something.

@@ -33,6 +33,7 @@ fn the_encoder_cache_is_in_the_ledger() {
             adapter_bytes: 0,
             embedding: None,
             vision: None,
+            draft: None,
         };
         plan(model, &config, PlannedDevices::Cards(&[total])).unwrap()
     };

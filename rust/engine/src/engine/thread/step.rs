@@ -47,7 +47,7 @@ impl EngineThread {
         if !output.rows.is_empty() {
             let began = Instant::now();
             self.step_began = began;
-            let executed = caught(|| self.execute(&output));
+            let executed = caught(|| self.execute(&mut output));
             // What was unloaded meanwhile is not kept until the next step.
             self.batch.step.adapters.clear();
             self.runner.forget_adapters();
@@ -101,6 +101,10 @@ impl EngineThread {
                 add_forced(request, active.choice, scheduler.token_ids(*id).last().copied(), forced);
             }
         }
+        if let Some(drafter) = &mut self.drafter {
+            drafter.forced.clear();
+            drafter.forced.extend(answered.iter().filter(|answered| !answered.forced.is_empty()).map(|answered| answered.id));
+        }
         let num_rows = (!has_prompts).then(|| self.scheduler.num_running());
         if let Err(why) = speculator.propose(&mut self.scheduler, &mut answered, num_rows) {
             tracing::error!("no more drafts are proposed: {why}");
@@ -113,7 +117,7 @@ impl EngineThread {
     }
 
     /// Runs the model on the scheduled rows and computes what those with outputs come to, into `self.outputs`.
-    fn execute(&mut self, output: &SchedulerOutput) -> Result<(), EngineError> {
+    fn execute(&mut self, output: &mut SchedulerOutput) -> Result<(), EngineError> {
         self.outputs.clear();
         let (active, requests) = (&self.active, &self.requests);
         let layout = BlockLayout { block_size: self.kv.block_size, num_groups: self.kv.groups.groups.len() };
@@ -129,6 +133,7 @@ impl EngineThread {
         }
         self.set_adapters(output);
         self.runner.copy_blocks(&output.copies)?;
+        self.make_drafts(output);
         let InputBatch { token_ids, step, images, coordinates } = &self.batch;
         let (vectors, encoded) = match &mut self.sight {
             Some(sight) if !images.is_empty() => sight.vectors(&mut self.runner, images)?,
@@ -139,6 +144,26 @@ impl EngineThread {
         self.states.advance(output);
         self.report_prompt_logprobs(output)?;
         self.compute_outputs(output)
+    }
+
+    /// Has the draft model fill in the drafts of a step. Should it fail, there are no more; those of this step are wrong.
+    fn make_drafts(&mut self, output: &mut SchedulerOutput) {
+        let Some(drafter) = &mut self.drafter else { return };
+        let (batch, active, requests) = (&mut self.batch, &self.active, &self.requests);
+        let prompt_len = |id| {
+            let request = active.get(&id).and_then(|active: &ActiveChoice| requests.get(&active.request_number));
+            request.map_or(0, |request| request.submitted().prompt_token_ids.len())
+        };
+        let failed = match caught(|| drafter.run(batch, output, prompt_len)) {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(why) => why,
+        };
+        tracing::error!("the draft model makes no more drafts: {failed}");
+        self.drafter = None;
+        if let Some(speculator) = &mut self.speculator {
+            speculator.stop();
+        }
     }
 
     /// Keeps in a request's usage which of its images had to be encoded.
