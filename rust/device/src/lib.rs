@@ -4,6 +4,10 @@
 //! phase of a decoder layer. [`cpu::CpuBackend`] is the fast path, [`cpu::ReferenceBackend`] the plain one that every fast path
 //! is tested against.
 
+// Files of integration tests are read by unit tests too.
+#[cfg(test)]
+extern crate self as device;
+
 pub mod attention;
 pub mod backend;
 pub mod cache_engine;

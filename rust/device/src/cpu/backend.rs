@@ -163,7 +163,7 @@ impl Device for CpuBackend {
             + linear::expert_workspace_bytes(shape)
             + latent::workspace_bytes(shape)
             + recurrent::workspace_bytes(shape)
-            + attention_workspace_bytes(shape, threads)
+            + attention_workspace_bytes(shape, self.isa, threads)
     }
 
     fn for_each(&self, len: usize, body: &(dyn Fn(usize) + Sync)) {

@@ -14,7 +14,7 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL, DQ and VNNI.
     Avx512,
-    /// AVX-512, and AMX-BF16 for the linear layers of many rows.
+    /// AVX-512, and AMX-BF16, or AMX-FP16 where there is, for many rows of linear layers and of attention.
     Amx,
 }
 

@@ -8,13 +8,29 @@ use std::{
 /// Proof that the processor has AMX-BF16, AVX-512 F, BW, VL, DQ, VNNI, BF16 and VBMI, and F16C (all that have the first have the
 /// others) and that the kernel lets this process use it.
 #[derive(Clone, Copy, Debug)]
-pub struct Amx(());
+pub struct Amx {
+    fp16: bool,
+}
 
 impl Amx {
     /// The proof, if there is one. The first call asks the operating system for permission, once for all threads of the process.
     pub fn detect() -> Option<Self> {
-        static AVAILABLE: OnceLock<bool> = OnceLock::new();
-        AVAILABLE.get_or_init(|| has_vectors() && (has_tiles() || cfg!(test))).then_some(Self(()))
+        static AVAILABLE: OnceLock<Option<Amx>> = OnceLock::new();
+        *AVAILABLE.get_or_init(|| {
+            let fp16 = if has_tiles() { processor_has_fp16() } else { cfg!(test) };
+            (has_vectors() && (has_tiles() || cfg!(test))).then_some(Self { fp16 })
+        })
+    }
+
+    /// Whether the processor has AMX-FP16 and AVX-512 FP16 as well: from Granite Rapids on, and not Sapphire Rapids.
+    pub fn has_fp16(self) -> bool {
+        self.fp16
+    }
+
+    /// What is detected where there is no AMX-FP16.
+    #[cfg(test)]
+    pub(in crate::cpu) fn without_fp16() -> Option<Self> {
+        Self::detect().map(|_| Self { fp16: false })
     }
 }
 
@@ -54,6 +70,17 @@ fn processor_has_tiles() -> bool {
     }
     // SAFETY: OSXSAVE implies XSAVE.
     unsafe { xcr0() & XTILE_CFG_AND_DATA == XTILE_CFG_AND_DATA }
+}
+
+/// CPUID leaf 7: AMX-FP16 is bit 21 of EAX of subleaf 1, AVX-512 FP16 bit 23 of EDX of subleaf 0. The processor has leaf 7.
+fn processor_has_fp16() -> bool {
+    const AVX512_FP16: u32 = 1 << 23;
+    const AMX_FP16: u32 = 1 << 21;
+    // SAFETY: a 64-bit processor has CPUID. (Newer compilers know; the oldest supported one does not.)
+    #[allow(unused_unsafe)]
+    let (subleaf0, subleaf1) = unsafe { (__cpuid_count(7, 0), __cpuid_count(7, 1)) };
+    // EAX of subleaf 0 is the last subleaf; one beyond it has the bits of another.
+    subleaf0.edx & AVX512_FP16 != 0 && subleaf0.eax >= 1 && subleaf1.eax & AMX_FP16 != 0
 }
 
 /// The extended control register 0. The processor must have OSXSAVE.

@@ -1,74 +1,40 @@
-//! Matrix products of many rows by Intel AMX (bf16).
+//! The tile registers of Intel AMX.
 //!
-//! `C[M, N] = A[M, K] * W[N, K]^T` in f32, from operands rounded to bf16. One step of the inner loop multiplies 32 rows of A by a
-//! panel of 32 rows of W over 32 columns, with all eight tile registers:
+//! One step multiplies up to 32 rows of A by 32 rows of W over 32 columns of 16 bits, with all eight registers:
 //!
 //! ```text
-//!                      tmm6    tmm7       panel, a k tile: [2 tiles of 16 rows of W][16 column pairs][16 rows][2 columns], 2 KiB
-//!      A, a k tile:   -------------
-//!      [2][16 rows]   tmm4 | tmm0 | tmm1   C scratch: [32 rows][32], 4 KiB
-//!      [32 columns]   tmm5 | tmm2 | tmm3
+//!                       tmm6    tmm7        W, a k tile: [2 tiles of 16 rows][16 column pairs][16 rows][2 columns], 2 KiB
+//!      A, two tiles:   -------------
+//!      [16 rows]       tmm4 | tmm0 | tmm1   C: [32 rows][32] f32, 4 KiB
+//!      [32 columns]    tmm5 | tmm2 | tmm3
 //! ```
 //!
-//! - [`ActTiles`]: A, rounded and laid out in tiles once for all products that share it.
-//! - [`multiply`]: workers claim several panels at a time; a claim's C stays in the worker's scratch until K is done, then goes
-//!   to its epilogue.
+//! - [`Tiles`]: the instructions, in a few small blocks of assembly. [`model`] has the same in plain Rust and stands in for them
+//!   in tests on machines without AMX.
+//! - [`scale_codes`]: the one operation on vectors of f16 that kernels around the tiles need. [`power_to_f16`]: how rows are
+//!   brought into the range of f16.
 //!
-//! Every output is the sum over k tiles in order, each tile one `tdpbf16ps`, carried in f32. A carried sum is stored and loaded
-//! exactly, so the bits of a row depend on neither the number of rows nor on blocks, claims and threads.
-//!
-//! Cost, a k tile step (65,536 operations): 64 cycles of AMX, 4 tile loads (2 KiB of panel from L1, 2 KiB of A from L2,
-//! prefetched).
-//!
-//! Measured by `examples/bench_amx.rs` on two cores of a Granite Rapids in moments when no other program used them, 2048 x 8192,
-//! TFLOP/s: BF16 0.8 at 16, 1.3 at 32, 1.8 at 64, 2.1 to 2.3 from 128 to 512 (f32 kernels 0.23). AMX alone reaches 5.4.
-//!
-//! [`IntTiles`] are other, smaller products: integers held as bf16, for quantized weights.
+//! Cost of a step of 32 rows (65,536 operations): 4 products of 16 cycles, and 4 loads of 16 lines.
 
-mod acts;
 mod detect;
-mod gemm;
-mod int;
+mod f16_vectors;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
 mod tests;
 mod tiles;
 
-pub use acts::{ActTiles, round_line};
 pub use detect::Amx;
-pub use gemm::{MAX_K, PanelWork, Workspace, multiply};
-pub use int::{IntTiles, Sums};
+pub(super) use f16_vectors::{power_to_f16, scale_codes};
+pub(super) use tiles::Tiles;
 
-/// Rows of W of a panel, and of A of a block.
+/// Rows of a tile.
+pub const TILE_ROWS: usize = 16;
+/// Rows of W of a panel, and of A of a step.
 pub const PANEL: usize = 32;
 /// Columns of a k tile.
 pub const K_TILE: usize = 32;
-/// The most k tiles of a block of K: a panel's are then in the level 1 cache while rows pass.
-pub const K_TILES: usize = 20;
-/// Elements of a k tile of a panel, and of A: 32 rows by 32 columns.
-pub const TILE_ELEMENTS: usize = PANEL * K_TILE;
-
-/// How K is cut into blocks of k tiles, as even as can be.
-#[derive(Clone, Copy, Debug)]
-struct KBlocks {
-    tiles: usize,
-    blocks: usize,
-}
-
-impl KBlocks {
-    fn of(k: usize) -> Self {
-        let tiles = k / K_TILE;
-        Self { tiles, blocks: tiles.div_ceil(K_TILES) }
-    }
-
-    /// First k tile of block `b`; that of the last block's successor is the number of tiles.
-    fn start(self, b: usize) -> usize {
-        b * self.tiles / self.blocks
-    }
-
-    /// `(first k tile, number of k tiles)` of each block.
-    fn iter(self) -> impl Iterator<Item = (usize, usize)> {
-        (0..self.blocks).map(move |b| (self.start(b), self.start(b + 1) - self.start(b)))
-    }
-}
+/// A tile of A: 16 rows of 32 columns.
+pub type ActTile = [u16; TILE_ROWS * K_TILE];
+/// A k tile of a panel: `[2][16 column pairs][16 rows][2 columns]`.
+pub type WeightTile = [u16; PANEL * K_TILE];

@@ -1,57 +1,58 @@
-//! The tile instructions in plain Rust, as the Intel SDM describes them but for denormal numbers, which it does not flush.
+//! The instructions of [`Tiles`](super::Tiles) and of [`scale_codes`](super::scale_codes) in plain Rust, as the Intel SDM
+//! describes them but for denormal numbers, which it does not flush, and for the order in which sums are rounded.
 
-use super::{K_TILE, PANEL, TILE_ELEMENTS, tiles::Mode};
+use std::arch::x86_64::__m512i;
 
-/// 16 rows of 32 bf16.
-type Tile = [[u16; K_TILE]; 16];
-type Sums = [[f32; 16]; 16];
+use half::{bf16, f16};
 
-fn value(bits: u16) -> f32 {
-    f32::from_bits(u32::from(bits) << 16)
+use super::{ActTile, K_TILE, PANEL, TILE_ROWS, WeightTile};
+
+/// C.
+pub(super) type Sums = [[f32; PANEL]; PANEL];
+pub(super) const ZERO: Sums = [[0.0; PANEL]; PANEL];
+
+pub(super) fn load(sums: &mut Sums, c: &[[f32; PANEL]]) {
+    sums[..c.len()].copy_from_slice(c);
 }
 
-/// `tdpbf16ps`: the products of even columns are summed up, and those of odd ones; both sums are added, and the result to `c`.
-fn product(c: &mut Sums, a: &Tile, b: &Tile) {
-    for (c, a) in c.iter_mut().zip(a) {
-        for (n, c) in c.iter_mut().enumerate() {
-            let (mut even, mut odd) = (0.0f32, 0.0f32);
-            for (k, b) in b.iter().enumerate() {
-                even += value(a[2 * k]) * value(b[2 * n]);
-                odd += value(a[2 * k + 1]) * value(b[2 * n + 1]);
+pub(super) fn store(sums: &Sums, c: &mut [[f32; PANEL]]) {
+    c.copy_from_slice(&sums[..c.len()]);
+}
+
+/// `tdpfp16ps` or `tdpbf16ps`: of each output the products of even columns are summed up, and those of odd ones; both sums are
+/// added, and the result to C.
+pub(super) fn multiply(sums: &mut Sums, fp16: bool, (a, rows): ([&ActTile; 2], usize), w: &WeightTile) {
+    let value = |bits: u16| if fp16 { f16::from_bits(bits).to_f32() } else { bf16::from_bits(bits).to_f32() };
+    // [column pair][output][2 columns].
+    let w: [[[f32; 2]; PANEL]; K_TILE / 2] = std::array::from_fn(|pair| {
+        std::array::from_fn(|n| {
+            std::array::from_fn(|i| value(w[((n / TILE_ROWS * 16 + pair) * TILE_ROWS + n % TILE_ROWS) * 2 + i]))
+        })
+    });
+    for (row, sums) in sums[..rows].iter_mut().enumerate() {
+        let a = a[row / TILE_ROWS].as_chunks::<K_TILE>().0[row % TILE_ROWS].map(value);
+        let mut parts = [[0.0f32; 2]; PANEL];
+        for (a, w) in a.as_chunks::<2>().0.iter().zip(&w) {
+            for (parts, w) in parts.iter_mut().zip(w) {
+                parts[0] += a[0] * w[0];
+                parts[1] += a[1] * w[1];
             }
-            *c += even + odd;
+        }
+        for (sum, parts) in sums.iter_mut().zip(parts) {
+            *sum += parts[0] + parts[1];
         }
     }
 }
 
-fn tiles(elements: &[u16]) -> [Tile; 2] {
-    std::array::from_fn(|t| std::array::from_fn(|i| std::array::from_fn(|j| elements[(t * 16 + i) * K_TILE + j])))
-}
-
-/// As [`super::tiles::Tiles::multiply`].
-pub(super) fn multiply(a: &[u16], panel: &[u16], k_tiles: usize, c: &mut [f32; PANEL * PANEL], mode: Mode) {
-    for row in 0..if mode.half { 1 } else { 2 } {
-        for col in 0..2 {
-            let at = |i: usize, j: usize| (row * 16 + i) * PANEL + col * 16 + j;
-            let mut sums: Sums =
-                std::array::from_fn(|i| std::array::from_fn(|j| if mode.accumulate { c[at(i, j)] } else { 0.0 }));
-            for (a, b) in a.chunks_exact(TILE_ELEMENTS).zip(panel.chunks_exact(TILE_ELEMENTS)).take(k_tiles) {
-                product(&mut sums, &tiles(a)[row], &tiles(b)[col]);
-            }
-            for (i, sums) in sums.iter().enumerate() {
-                c[at(i, 0)..][..16].copy_from_slice(sums);
-            }
-        }
-    }
-}
-
-/// Some parts times `weights`, as [`super::IntTiles`] have them, added.
-pub(super) fn of_parts(parts: &[Tile], weights: &[f32; 256]) -> Sums {
-    let weights: Tile =
-        std::array::from_fn(|i| std::array::from_fn(|j| (weights[i * 16 + j / 2].to_bits() >> (j % 2 * 16)) as u16));
-    let mut sums = [[0.0; 16]; 16];
-    for part in parts {
-        product(&mut sums, part, &weights);
-    }
-    sums
+/// `vsubph`, then `vfmadd213ph`.
+pub(super) fn scale_codes(codes: __m512i, zero: __m512i, scale: __m512i, min: __m512i) -> __m512i {
+    // SAFETY: a __m512i is 32 plain f16.
+    let values = |v: __m512i| unsafe { std::mem::transmute::<__m512i, [u16; 32]>(v) }.map(f16::from_bits);
+    let [codes, zero, scale, min] = [codes, zero, scale, min].map(values);
+    let out: [u16; 32] = std::array::from_fn(|i| {
+        let code = f16::from_f32(codes[i].to_f32() - zero[i].to_f32());
+        f16::from_f64(code.to_f64() * scale[i].to_f64() + min[i].to_f64()).to_bits()
+    });
+    // SAFETY: as above.
+    unsafe { std::mem::transmute::<[u16; 32], __m512i>(out) }
 }

@@ -1,155 +1,73 @@
-//! Against an f64 oracle on bf16-rounded operands. Where the machine has no AMX, its tile instructions are modelled; where it has
-//! no AVX-512 BF16 either, the tests have nothing to run.
+//! The model against the instructions, where the processor has them: what other tests see of one they would see of the other.
 
-use std::sync::Mutex;
+#[allow(clippy::wildcard_imports)] // Intrinsics.
+use std::arch::x86_64::*;
 
-use half::bf16;
+use half::{bf16, f16};
 
-use super::*;
-use crate::cpu::ThreadPool;
+use super::{detect::is_modelled, *};
 
-/// A deterministic sequence of values in -1..1.
-fn values(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+/// 16-bit values of about -2..2.
+fn values(fp16: bool, n: usize, seed: u64) -> Vec<u16> {
+    let mut state = seed;
     (0..n)
         .map(|_| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            ((state >> 40) as f32 / 8_388_608.0) - 1.0
+            let value = (state >> 40) as f32 / 4_194_304.0 - 2.0;
+            if fp16 { f16::from_f32(value).to_bits() } else { bf16::from_f32(value).to_bits() }
         })
         .collect()
 }
 
-/// A weight `[n, k]` in panels, and where the products of whole panels go.
-struct Panels {
-    panels: Vec<Vec<u16>>,
-    /// `[rows, panels * 32]`.
-    out: Mutex<Vec<f32>>,
+/// Two k tiles, the sums stored and loaded between them.
+fn product(tiles: &mut Tiles, fp16: bool, rows: usize, a: &[u16], w: &[u16]) -> Vec<[f32; PANEL]> {
+    let (a, w) = (a.as_chunks::<{ TILE_ROWS * K_TILE }>().0, w.as_chunks::<{ PANEL * K_TILE }>().0);
+    let mut c = vec![[f32::NAN; PANEL]; rows];
+    tiles.set_rows(rows);
+    tiles.zero();
+    tiles.multiply(fp16, [&a[0], &a[1]], &w[0]);
+    tiles.store(&mut c);
+    tiles.zero();
+    tiles.load(&c);
+    tiles.multiply(fp16, [&a[2], &a[3]], &w[1]);
+    tiles.store(&mut c);
+    c
 }
 
-impl Panels {
-    fn new(m: usize, (n, k): (usize, usize), w: &[f32]) -> Self {
-        let element = |row: usize, col: usize| if row < n { bf16::from_f32(w[row * k + col]).to_bits() } else { 0 };
-        let panel = |p: usize| {
-            (0..PANEL * k)
-                .map(|i| {
-                    let (tile, pair, lane) = (i / TILE_ELEMENTS, i % TILE_ELEMENTS / 32, i % 32);
-                    element(p * PANEL + pair / 16 * 16 + lane / 2, tile * K_TILE + pair % 16 * 2 + lane % 2)
-                })
-                .collect()
-        };
-        let panels: Vec<_> = (0..n.div_ceil(PANEL)).map(panel).collect();
-        let out = Mutex::new(vec![f32::NAN; m * panels.len() * PANEL]);
-        Self { panels, out }
-    }
-}
-
-impl PanelWork for Panels {
-    fn items(&self) -> usize {
-        self.panels.len()
-    }
-
-    fn panel(&self, panel: usize, k0: usize, k_len: usize) -> &[u16] {
-        &self.panels[panel][k0 * PANEL..(k0 + k_len) * PANEL]
-    }
-
-    fn store(&self, item: usize, row0: usize, rows: usize, c: &mut [f32]) {
-        let stride = self.panels.len() * PANEL;
-        let mut out = self.out.lock().unwrap();
-        for (r, c) in c.chunks_exact(PANEL).take(rows).enumerate() {
-            out[(row0 + r) * stride + item * PANEL..][..PANEL].copy_from_slice(c);
-        }
-    }
-}
-
-struct Case {
-    m: usize,
-    n: usize,
-    k: usize,
-    threads: usize,
-}
-
-fn product(amx: Amx, case: &Case, x: &[f32], w: &[f32]) -> Vec<f32> {
-    let Case { m, n, k, threads } = *case;
-    let pool = ThreadPool::new(threads).unwrap();
-    let mut acts = ActTiles::new().expect("memory");
-    let workspace = Workspace::new(threads).expect("memory");
-    pack(amx, &mut acts, (&pool, &workspace), (m, k), x);
-    let work = Panels::new(m, (n, k), w);
-    multiply(amx, &pool, &workspace, &acts, &work);
-    let stride = work.panels.len() * PANEL;
-    let out = work.out.into_inner().unwrap();
-    out.chunks_exact(stride).flat_map(|r| r[..n].to_vec()).collect()
-}
-
-fn pack(amx: Amx, acts: &mut ActTiles, (pool, workspace): (&ThreadPool, &Workspace), (m, k): (usize, usize), x: &[f32]) {
-    acts.pack(amx, pool, workspace, (m, k), &|i, row| row.copy_from_slice(&x[i * k..(i + 1) * k])).expect("memory");
-}
-
-/// Checks every output against an f64 sum of the rounded operands: within 1e-6 of the sum of magnitudes, where one product left
-/// out or taken twice is about 1 / K of it.
-fn check(case: &Case, x: &[f32], w: &[f32], got: &[f32]) {
-    let round = |v: &f32| f64::from(bf16::from_f32(*v).to_f32());
-    let (x, w): (Vec<_>, Vec<_>) = (x.iter().map(round).collect(), w.iter().map(round).collect());
-    for i in 0..case.m {
-        for j in 0..case.n {
-            let terms = || x[i * case.k..(i + 1) * case.k].iter().zip(&w[j * case.k..(j + 1) * case.k]).map(|(a, b)| a * b);
-            let (want, size) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
-            let error = (f64::from(got[i * case.n + j]) - want).abs();
-            assert!(error <= 1e-6 * size, "m {i} n {j} of {}x{}x{}: {error:e} off {want}", case.m, case.n, case.k);
+#[test]
+fn products_of_tiles_are_those_of_rows_and_columns() {
+    let Some(amx) = Amx::detect() else { return };
+    for fp16 in [true, false].into_iter().filter(|fp16| !fp16 || amx.has_fp16()) {
+        let (a, w) = (values(fp16, 4 * 512, 1), values(fp16, 2 * 1024, 2));
+        let value = |bits: u16| f64::from(if fp16 { f16::from_bits(bits).to_f32() } else { bf16::from_bits(bits).to_f32() });
+        let mut tiles = Tiles::new(amx);
+        for rows in [32, 1, 15, 16, 17, 31] {
+            let c = product(&mut tiles, fp16, rows, &a, &w);
+            for (r, n) in (0..rows).flat_map(|r| (0..PANEL).map(move |n| (r, n))) {
+                let terms = (0..64).map(|k| {
+                    let a = a[(k / 32 * 2 + r / 16) * 512 + r % 16 * 32 + k % 32];
+                    let w = w[k / 32 * 1024 + ((n / 16 * 16 + k % 32 / 2) * 16 + n % 16) * 2 + k % 2];
+                    value(a) * value(w)
+                });
+                let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+                assert!((f64::from(c[r][n]) - sum).abs() <= 1e-6 * size, "f16 {fp16}, {rows} rows, output {r} {n}: {}", c[r][n]);
+            }
         }
     }
 }
 
 #[test]
-fn every_number_of_rows_up_to_forty_matches_the_oracle() {
-    let Some(amx) = Amx::detect() else { return };
-    let (n, k) = (48, 96);
-    let w = values(n * k, 1);
-    for m in 1..=40 {
-        let case = Case { m, n, k, threads: 1 };
-        let x = values(m * k, 2);
-        check(&case, &x, &w, &product(amx, &case, &x, &w));
+fn codes_are_scaled_as_the_model_says() {
+    if is_modelled() || !Amx::detect().is_some_and(Amx::has_fp16) {
+        return;
     }
-}
-
-#[test]
-fn any_n_and_any_multiple_of_32_columns_match_the_oracle() {
-    let Some(amx) = Amx::detect() else { return };
-    for (n, k) in [(1, 32), (31, 64), (33, 512), (70, 640), (100, 672), (257, 1536), (65, 2080)] {
-        let case = Case { m: 37, n, k, threads: 3 };
-        let (w, x) = (values(n * k, 3), values(case.m * k, 4));
-        check(&case, &x, &w, &product(amx, &case, &x, &w));
-    }
-}
-
-#[test]
-fn a_row_has_the_same_bits_alone_in_any_batch_and_on_any_number_of_threads() {
-    let Some(amx) = Amx::detect() else { return };
-    let (m, n, k) = (600, 40, 672);
-    let (w, x) = (values(n * k, 5), values(m * k, 6));
-    let all = product(amx, &Case { m, n, k, threads: 1 }, &x, &w);
-    for threads in [2, 3] {
-        assert!(product(amx, &Case { m, n, k, threads }, &x, &w) == all, "{threads} threads");
-    }
-    for (first, m) in [(0, 1), (599, 1), (7, 16), (500, 17), (13, 40), (40, 513)] {
-        let part = product(amx, &Case { m, n, k, threads: 2 }, &x[first * k..(first + m) * k], &w);
-        assert!(part == all[first * n..(first + m) * n], "rows {first}..+{m}");
-    }
-}
-
-#[test]
-fn a_reused_buffer_keeps_nothing_of_the_last_product() {
-    let Some(amx) = Amx::detect() else { return };
-    let (n, k) = (32, 64);
-    let pool = ThreadPool::new(1).unwrap();
-    let workspace = Workspace::new(1).expect("memory");
-    let w = values(n * k, 7);
-    let mut acts = ActTiles::new().expect("memory");
-    for m in [64, 3, 33] {
-        let x = values(m * k, m as u64);
-        pack(amx, &mut acts, (&pool, &workspace), (m, k), &x);
-        let work = Panels::new(m, (n, k), &w);
-        multiply(amx, &pool, &workspace, &acts, &work);
-        check(&Case { m, n, k, threads: 1 }, &x, &w, &work.out.into_inner().unwrap());
+    let codes: Vec<u16> = (0..32).map(|i| 0x6400 | (i * 8)).collect();
+    let (scale, min) = (values(true, 32, 3), values(true, 32, 4));
+    // SAFETY: each is 32 words; the processor has AVX-512 FP16.
+    unsafe {
+        let [codes, scale, min] = [&codes, &scale, &min].map(|v| _mm512_loadu_si512(v.as_ptr().cast()));
+        let zero = _mm512_set1_epi16(0x6400 + 128);
+        let bits = |v: __m512i| std::mem::transmute::<__m512i, [u16; 32]>(v);
+        assert_eq!(bits(scale_codes(codes, zero, scale, min)), bits(model::scale_codes(codes, zero, scale, min)));
     }
 }

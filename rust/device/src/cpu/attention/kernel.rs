@@ -29,18 +29,52 @@ fn row_blocks<S: Simd>(rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..blocks).map(move |block| block * rows / blocks..(block + 1) * rows / blocks)
 }
 
+/// What multiplies queries by keys and weights by values.
+pub(super) trait Method {
+    /// Makes the queries of a head ready.
+    unsafe fn pack_queries(&mut self, problem: &Problem<'_>, item: &Item, kv_head: usize, s: &Scratch);
+    /// Begins a split with no sums.
+    unsafe fn begin_split(&mut self, _s: &Scratch) {}
+    /// Updates the state of all rows of a head by a tile of keys.
+    unsafe fn attend_tile(&mut self, problem: &Problem<'_>, item: &Item, s: &Scratch, tile: &Tiles<'_>);
+    /// Leaves the sums of all rows in `s.acc`.
+    unsafe fn end_split(&mut self, _s: &Scratch, _padded: usize) {}
+}
+
+/// By vectors.
+pub(super) struct Vectors<S, P>(PhantomData<(S, P)>);
+
+impl<S: Simd, P: Product> Vectors<S, P> {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<S: Simd, P: Product> Method for Vectors<S, P> {
+    #[inline(always)]
+    unsafe fn pack_queries(&mut self, problem: &Problem<'_>, item: &Item, kv_head: usize, s: &Scratch) {
+        pack_queries::<S, P>(problem, item, kv_head, s);
+    }
+
+    #[inline(always)]
+    unsafe fn attend_tile(&mut self, problem: &Problem<'_>, item: &Item, s: &Scratch, tile: &Tiles<'_>) {
+        attend_tile::<S, P>(problem, item, s, tile);
+    }
+}
+
 /// Computes an item.
 ///
 /// # Safety
 /// The machine has `S`, the sizes of `problem` were checked, and `scratch` is good for [`Scratch::len`] floats.
 #[inline(always)]
-pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, scratch: *mut f32) {
+pub(super) unsafe fn attend<S: Simd, M: Method>(problem: &Problem<'_>, item: &Item, scratch: *mut f32, method: &mut M) {
     let (queries_per_kv, dim, padded) = (problem.queries_per_kv(), problem.params.head_dim, padded_dim(problem.params.head_dim));
     let (heads, head_rows) = (item.kv_heads.len(), item.num_tokens * queries_per_kv);
     let rows = heads * head_rows;
     let s = Scratch::cut(scratch, rows, dim);
     for head in 0..heads {
-        pack_queries::<S, P>(problem, item, item.kv_heads.start + head, &s.of_head(head, head_rows, padded));
+        method.pack_queries(problem, item, item.kv_heads.start + head, &s.of_head(head, head_rows, padded));
     }
     let low = problem.first_key(item.position).max(item.first_split * SPLIT_KEYS);
     let high = problem.end_key(item.query(item.num_tokens - 1), item.seq_len).min(item.end_split * SPLIT_KEYS);
@@ -51,12 +85,14 @@ pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &I
         }
         std::ptr::write_bytes(s.sum, 0, rows * 16);
         std::ptr::write_bytes(s.acc, 0, rows * padded);
+        method.begin_split(&s);
         while tiles.advance((split + 1) * SPLIT_KEYS) {
             for head in 0..heads {
                 tiles.turn_to(head);
-                attend_tile::<S, P>(problem, item, &s.of_head(head, head_rows, padded), &tiles);
+                method.attend_tile(problem, item, &s.of_head(head, head_rows, padded), &tiles);
             }
         }
+        method.end_split(&s, padded);
         if let Some(partial) = item.partial {
             let place = problem.partials.add(partial + (split - item.first_split) * partial_stride(rows, dim));
             save_partial::<S>(&s, place, rows, padded);
@@ -85,7 +121,7 @@ pub(super) unsafe fn attend<S: Simd, P: Product>(problem: &Problem<'_>, item: &I
 /// As there.
 #[inline(always)]
 pub(super) unsafe fn attend_single<S: Simd>(problem: &Problem<'_>, item: &Item, scratch: *mut f32) {
-    attend::<S, Single>(problem, item, scratch);
+    attend::<S, _>(problem, item, scratch, &mut Vectors::<S, Single>::new());
 }
 
 /// Puts the queries of a block of rows side by side, step by step.
@@ -187,7 +223,7 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
 
 /// Lanes of the tile at `start` that the query sees, of a request with `seq_len` keys.
 #[inline(always)]
-fn visible(problem: &Problem<'_>, (query, seq_len): ((usize, usize), usize), start: usize) -> Range<usize> {
+pub(super) fn visible(problem: &Problem<'_>, (query, seq_len): ((usize, usize), usize), start: usize) -> Range<usize> {
     let lane = |key: usize| key.saturating_sub(start).min(TILE_KEYS);
     lane(problem.first_key(query.1))..lane(problem.end_key(query, seq_len))
 }

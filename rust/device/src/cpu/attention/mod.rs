@@ -41,10 +41,16 @@
 //! What a query row computes does not depend on how the work is cut: keys go through tiles of [`TILE_KEYS`] and splits whose
 //! bounds are absolute positions, a row visits exactly the tiles that hold keys it sees, and the results of its splits are merged
 //! in order of position. So the output is the same, bit for bit, alone or in a batch, in one chunk or many, on any number of
-//! threads and for any block size.
+//! threads and for any block size; but with AMX and [`Precision::Fast`], where items of many rows are computed by tiles of 16
+//! bits ([`amx`]) and others are not.
 
 mod accumulate;
 mod ahead;
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "no_amx.rs"]
+mod amx;
 mod element;
 mod kernel;
 mod merge;
@@ -52,6 +58,8 @@ mod plan;
 mod product;
 mod score;
 mod scratch;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests;
 mod tile;
 
 use std::sync::{
@@ -67,7 +75,10 @@ use crate::{
 #[cfg(target_arch = "x86_64")]
 use super::simd::Avx512;
 use super::{Isa, ThreadPool, isa::reads_ahead_to_l2, simd::isa_entry};
-use kernel::{attend, attend_single};
+use amx::{ByTiles, attend_by_tiles, buffer_len};
+use kernel::attend_single;
+#[cfg(target_arch = "x86_64")]
+use kernel::{Vectors, attend};
 use merge::merge_rows;
 use plan::Plan;
 #[cfg(target_arch = "x86_64")]
@@ -170,9 +181,11 @@ impl AttentionScratch {
 
 /// Bytes of [`AttentionScratch`] at most, once the largest step has run: of each worker what its largest item takes, and partial
 /// results of the items that are divided, which are so many that each has a quarter of a worker's share of the work at least.
-pub(crate) fn workspace_bytes(shape: &WorkspaceShape, num_threads: usize) -> u64 {
+pub(crate) fn workspace_bytes(shape: &WorkspaceShape, isa: Isa, num_threads: usize) -> u64 {
     let rows = plan::ROWS_PER_ITEM.max(shape.queries_per_kv).max(shape.num_kv_heads * MAX_ROW_BLOCK);
-    let workers = num_threads * scratch::Scratch::len(rows, shape.head_dim);
+    let by_tiles = isa == Isa::Amx && shape.precision == Precision::Fast;
+    let tiles = if by_tiles { buffer_len(rows, shape.head_dim) } else { 0 };
+    let workers = num_threads * (scratch::Scratch::len(rows, shape.head_dim) + tiles);
     let divided = if num_threads > 1 { (4 * num_threads * rows).min(shape.num_tokens * shape.num_heads) } else { 0 };
     let partials = shape.seq_len.div_ceil(SPLIT_KEYS) * plan::partial_stride(divided, shape.head_dim);
     ((workers + partials) * size_of::<f32>()) as u64
@@ -212,7 +225,9 @@ pub(crate) fn attention(args: AttentionArgs<'_>, step: &StepMetadata, isa: Isa, 
         to_l2: reads_ahead_to_l2(),
     };
     // Every worker's, for any of them may come to any item.
-    let scratch_len = scratch::Scratch::len(plan.max_rows, params.head_dim);
+    let by_tiles = ByTiles::of(isa, &params, cache.spec().dtype).filter(|_| !problem.is_latent);
+    let buffers = scratch::Scratch::len(plan.max_rows, params.head_dim);
+    let scratch_len = buffers + if by_tiles.is_some() { buffer_len(plan.max_rows, params.head_dim) } else { 0 };
     for worker in &scratch.workers {
         worker.lock().unwrap_or_else(PoisonError::into_inner).at_least(scratch_len);
     }
@@ -222,7 +237,13 @@ pub(crate) fn attention(args: AttentionArgs<'_>, step: &StepMetadata, isa: Isa, 
         while let Some(item) = plan.items.get(next.fetch_add(1, Ordering::Relaxed)) {
             let floats = floats.at_least(scratch_len);
             // SAFETY: the machine has `isa`; `check` found the sizes consistent; `floats` is long enough for every item.
-            unsafe { if problem.pairs { attend_pairs(&problem, item, floats) } else { attend_isa(isa, &problem, item, floats) } };
+            unsafe {
+                match by_tiles.filter(|by| by.takes(item, problem.queries_per_kv())) {
+                    Some(by) => attend_by_tiles(&problem, item, by, floats, floats.add(buffers)),
+                    None if problem.pairs => attend_pairs(&problem, item, floats),
+                    None => attend_isa(isa, &problem, item, floats),
+                }
+            }
         }
     };
     if plan.items.len() < 2 || plan.cycles < SERIAL_CYCLES {
@@ -291,7 +312,7 @@ fn has_whole_spans(step: &StepMetadata, num_tokens: usize) -> bool {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 unsafe fn attend_pairs(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) {
     // SAFETY: the features are enabled; the rest is the caller's promise.
-    unsafe { attend::<Avx512<true>, Pairs>(problem, item, scratch) }
+    unsafe { attend::<Avx512<true>, _>(problem, item, scratch, &mut Vectors::<Avx512<true>, Pairs>::new()) }
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -10,12 +10,9 @@
 //! | where the scale is above 2 means | 1.0008 | 0.988 | 0.9978 | 0.990 | 0.09 / 0.06 |
 //! | nowhere | 1.0104 | 0.962 | 1.0047 | 0.970 | 0 / 0 |
 
-// A body that is not inlined would be compiled for the baseline instructions only.
-#![allow(clippy::inline_always)]
-
 use super::{
     act_block::{ActBlock, BLOCK, MAX_CODE, UPPER, quantize_blocks},
-    elementwise::{ROUND, per_isa},
+    elementwise::ROUND,
 };
 use crate::cpu::Isa;
 
@@ -59,43 +56,3 @@ pub(super) fn quantize_row(isa: Isa, x: &[f32], out: &mut [ActBlock]) {
         _ => quantize_blocks!(x, out, largest, quantize_block),
     }
 }
-
-/// Rows of a tile.
-pub(super) const ACT_ROWS: usize = 16;
-
-/// 32 columns of 16 rows for AMX; what lies in rows that there are not affects no other.
-#[derive(Clone)]
-#[repr(C, align(64))]
-pub(super) struct ActTile {
-    /// 128 times the upper parts, and the lower parts, as bf16.
-    pub parts: [[[u16; BLOCK]; ACT_ROWS]; 2],
-    /// As those of [`ActBlock`], of each row.
-    pub scale: [f32; ACT_ROWS],
-    pub scaled_sums: [[f32; ACT_ROWS]; 3],
-}
-
-impl ActTile {
-    pub(super) const ZERO: Self =
-        Self { parts: [[[0; BLOCK]; ACT_ROWS]; 2], scale: [0.0; ACT_ROWS], scaled_sums: [[0.0; ACT_ROWS]; 3] };
-}
-
-#[inline(always)]
-fn tile_body(row: usize, acts: &[ActBlock], out: &mut [ActTile]) {
-    for (b, out) in out.iter_mut().enumerate() {
-        let x = &acts[b];
-        for ((part, codes), factor) in out.parts.iter_mut().zip([&x.upper, &x.lower]).zip([UPPER, 1]) {
-            for (v, code) in part[row].iter_mut().zip(codes) {
-                *v = (((i32::from(*code) * factor) as f32).to_bits() >> 16) as u16;
-            }
-        }
-        out.scale[row] = x.scale;
-        for (sums, sum) in out.scaled_sums.iter_mut().zip(x.scaled_sums) {
-            sums[row] = sum;
-        }
-    }
-}
-
-per_isa!(
-    /// Writes a row's blocks as row `row` (0 to 15) of tiles.
-    tile_row = tile_body(row: usize, acts: &[ActBlock], out: &mut [ActTile])
-);

@@ -183,7 +183,7 @@ unsafe fn store(sums: [__m512; 2], out: &mut [f32; PANEL]) {
 
 /// 64 bytes of a block.
 #[inline(always)]
-unsafe fn line(block: &[u8], at: usize) -> __m512i {
+pub(super) unsafe fn line(block: &[u8], at: usize) -> __m512i {
     debug_assert!(at + 64 <= block.len());
     _mm512_loadu_si512(block.as_ptr().add(at).cast())
 }
@@ -218,7 +218,7 @@ unsafe fn f16s(block: &[u8], at: usize) -> __m512 {
 
 /// A [`Lookup`] in registers.
 #[derive(Clone, Copy)]
-struct Registers {
+pub(super) struct Registers {
     codes: __m512i,
     unit: f32,
 }
@@ -227,7 +227,7 @@ impl Registers {
     /// # Safety
     /// The processor has AVX-512.
     #[inline(always)]
-    unsafe fn of(lookup: &Lookup) -> Self {
+    pub(super) unsafe fn of(lookup: &Lookup) -> Self {
         Self { codes: _mm512_broadcast_i32x4(_mm_loadu_si128(lookup.codes.as_ptr().cast())), unit: lookup.unit }
     }
 
@@ -236,7 +236,7 @@ impl Registers {
     /// # Safety
     /// The processor has AVX-512.
     #[inline(always)]
-    unsafe fn look_up<const CODES: u8>(self, places: [__m512i; 2]) -> [__m512i; 2] {
+    pub(super) unsafe fn look_up<const CODES: u8>(self, places: [__m512i; 2]) -> [__m512i; 2] {
         if CODES == T4 {
             [_mm512_shuffle_epi8(self.codes, places[0]), _mm512_shuffle_epi8(self.codes, places[1])]
         } else {

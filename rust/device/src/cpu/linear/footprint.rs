@@ -1,11 +1,12 @@
 //! What linear layers take of memory, known before they are loaded.
 
 use super::{
-    MANY_ROWS, PANEL,
-    act_block::{ActBlock, BLOCK},
-    activations::{ACT_ROWS, ActTile, stride},
+    PANEL,
+    act_block::ActBlock,
+    activations::stride,
     largest::search_bytes,
     lm_head, packed, tiled,
+    tiles::{MIN_ROWS, WORKER_BYTES},
 };
 use crate::{DType, Precision, WorkspaceShape, cpu::Isa};
 
@@ -44,18 +45,21 @@ pub fn workspace_bytes(shape: &WorkspaceShape, isa: Isa, num_threads: usize) -> 
     let normed = float_bytes(num_tokens * hidden_size);
     let wide = if shape.post_norms { normed } else { 0 };
     let quantized = matches!(shape.dtype, DType::Ggml(_));
-    let tiles = isa == Isa::Amx && num_tokens >= MANY_ROWS;
     let inputs = match (shape.precision, quantized) {
         (Precision::Fast | Precision::Deterministic, true) => {
-            let blocks = num_tokens * stride(widest) * size_of::<ActBlock>();
-            let tiles = if tiles { num_tokens.div_ceil(ACT_ROWS) * (widest / BLOCK) * size_of::<ActTile>() } else { 0 };
-            (blocks + tiles) as u64
+            // Tiles take the others.
+            let rows = if isa == Isa::Amx { num_tokens.min(MIN_ROWS - 1) } else { num_tokens };
+            (rows * stride(widest) * size_of::<ActBlock>()) as u64
         }
         (Precision::Exact, true) => float_bytes((1 + usize::from(shape.gated)) * num_threads * PANEL * widest),
-        (Precision::Fast | Precision::Deterministic, false) if isa.multiplies_bf16() => {
-            (num_tokens.next_multiple_of(PANEL) * widest * size_of::<u16>()) as u64
-        }
+        (Precision::Fast | Precision::Deterministic, false) if isa.dots_bf16() => (num_tokens * widest * size_of::<u16>()) as u64,
         _ => 0,
+    };
+    let tiles = if isa == Isa::Amx && shape.precision != Precision::Exact {
+        let workers = num_threads * (WORKER_BYTES + widest * size_of::<f32>());
+        (num_tokens.next_multiple_of(PANEL) * widest * size_of::<u16>() + num_tokens * size_of::<f32>() + workers) as u64
+    } else {
+        0
     };
     let search = if is_split(shape.lm_head_dtype, shape.precision, isa) {
         let rows = shape.num_sampled_rows.min(lm_head::max_searched_rows(isa));
@@ -65,7 +69,7 @@ pub fn workspace_bytes(shape: &WorkspaceShape, isa: Isa, num_threads: usize) -> 
     } else {
         0
     };
-    normed + wide + inputs + search
+    normed + wide + inputs + tiles + search
 }
 
 #[cfg(test)]

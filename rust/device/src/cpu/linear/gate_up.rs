@@ -3,12 +3,11 @@
 use super::{
     CpuLinear, PANEL, ROWS,
     elementwise::{activate_row, gate_row},
-    for_products,
-    many_rows::ManyRows,
-    norm_linear,
+    for_products, norm_linear,
     out::SharedOut,
     panels::Work,
     phases::{Form, Items, LinearContext, LinearScratch, assert_in, assert_out, copy},
+    tiles::TilePhase,
 };
 use crate::{AdapterRows, GateUpArgs, Projection};
 
@@ -34,7 +33,7 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
     }
     out.set_rows(x.rows());
     let LinearScratch { normed, acts, panels, tiles, .. } = scratch;
-    if let Some(phase) = ManyRows::start(context, tiles, x, norm, [gate, up].into_iter()) {
+    if let Some(phase) = TilePhase::start(context, tiles, x, norm, [gate, up].into_iter()) {
         let cols = gate.out_features;
         let out = SharedOut::new(out.as_mut_slice());
         phase.run(&Items {
@@ -54,17 +53,12 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
         });
         return;
     }
-    let forms = [gate, up].map(|w| Form::of(w, x.rows()));
-    let form = match forms[0].max(forms[1]) {
-        // Both are multiplied in the same steps.
-        Form::Tiles if forms[0] != forms[1] => Form::Blocks,
-        form => form,
-    };
+    let form = Form::of(gate).max(Form::of(up));
     let pairs = gate.takes_pairs() || up.takes_pairs();
     let input = context.input(x, norm, form, pairs, normed, acts);
     let pair = Work::new(&input, &[gate, up].into_iter());
     let half = pair.buffer_len;
-    let few_rows = x.rows() <= ROWS && !pair.many_rows;
+    let few_rows = x.rows() <= ROWS;
     let stretch = if few_rows { STRETCH } else { 1 };
     let phase = pair.phase.in_turn(STRETCH);
     let work = Work { panels: gate.panels(), phase, stretch, panel_bytes: 2 * pair.panel_bytes, buffer_len: 2 * half, ..pair };
@@ -82,7 +76,7 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
         let (first, second) = buffer.split_at_mut(half);
         if !few_rows {
             for p in panels {
-                let panels = [gate.open(p, work.many_rows, first), up.open(p, work.many_rows, second)];
+                let panels = [gate.open(p, first), up.open(p, second)];
                 for_products(&panels, &input, &rows, &mut |m, [gates, ups]| finish(p, m, gates, ups));
             }
             return;
@@ -90,11 +84,11 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
         for start in panels.clone().step_by(STRETCH) {
             let mut stretch = [[[0.0; PANEL]; ROWS]; STRETCH];
             for (p, gates) in (start..panels.end).zip(&mut stretch) {
-                let panel = gate.open(p, false, first);
+                let panel = gate.open(p, first);
                 for_products(&[panel], &input, &rows, &mut |_, [products]| gates[..products.len()].copy_from_slice(products));
             }
             for (p, gates) in (start..panels.end).zip(&mut stretch) {
-                let panel = up.open(p, false, second);
+                let panel = up.open(p, second);
                 for_products(&[panel], &input, &rows, &mut |m, [ups]| finish(p, m, &mut gates[..ups.len()], ups));
             }
         }
@@ -143,7 +137,7 @@ fn ungated(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUp
             copy(ups, unsafe { out.part((m + i) * cols + columns.start, columns.len()) });
         }
     };
-    if let Some(phase) = ManyRows::start(context, tiles, x, norm, std::iter::once(up)) {
+    if let Some(phase) = TilePhase::start(context, tiles, x, norm, std::iter::once(up)) {
         phase.run(&Items {
             count: up.panels(),
             width: 1,
@@ -152,11 +146,11 @@ fn ungated(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUp
         });
         return;
     }
-    let input = context.input(x, norm, Form::of(up, x.rows()), up.takes_pairs(), normed, acts);
+    let input = context.input(x, norm, Form::of(up), up.takes_pairs(), normed, acts);
     let work = Work::new(&input, &std::iter::once(up));
     context.for_panels(&work, panels, &|panels, rows, buffer| {
         for p in panels {
-            let panel = up.open(p, work.many_rows, buffer);
+            let panel = up.open(p, buffer);
             for_products(&[panel], &input, &rows, &mut |m, [ups]| finish(p, m, ups));
         }
     });

@@ -115,6 +115,8 @@ pub fn greedy_tokens(
 ) -> bool {
     let weight = linear.weight::<CpuLinear>();
     match &weight.weight {
+        // The search finds the token of the kernels of few rows.
+        Weight::LmHead(_) if weight.is_for_tiles(x.rows()) => false,
         Weight::LmHead(head) if (1..=max_searched_rows(context.isa)).contains(&x.rows()) => {
             weight.bias.iter().flatten().all(|b| b.is_finite())
                 && search(context.checked(), scratch, x, norm, (weight, head), masks, tokens)
@@ -241,7 +243,7 @@ fn compute(
             let (p, row) = (candidates[0].panel as usize, candidates[0].row as usize);
             let columns = weight.panel_rows(p);
             let rows = row..row + candidates.len();
-            for_products(&[weight.open(p, false, buffer)], input, &rows, &mut |m, [products]| {
+            for_products(&[weight.open(p, buffer)], input, &rows, &mut |m, [products]| {
                 for (candidate, products) in candidates[m - row..].iter_mut().zip(products) {
                     if !masks.is_empty() {
                         forbid(counted(masks, candidate.row as usize, p), products);

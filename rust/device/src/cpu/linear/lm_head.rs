@@ -31,6 +31,7 @@ use super::{
     out::SharedOut,
     packed::{codes_of, f16_at, pack_row, put_codes},
     slab::SlabBytes,
+    tiles::MAX_WEIGHT,
 };
 use crate::{
     DType, DeviceError, GgmlType, WeightView,
@@ -63,6 +64,9 @@ pub(super) struct LmHead {
     /// Blocks of a panel.
     blocks: usize,
     kernels: PlanesKernels,
+    /// Whether its values are well within f16.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    fits_f16: bool,
 }
 
 /// Whether a weight of this type is laid out so.
@@ -107,7 +111,7 @@ impl LmHead {
             SlabBytes::zeroed(panels * fifth_len)?,
             SlabBytes::zeroed(panels * lower_len)?,
         ];
-        let fits = AtomicBool::new(true);
+        let (fits, fits_f16) = (AtomicBool::new(true), AtomicBool::new(true));
         let planes = [&mut upper, &mut fifth, &mut lower].map(|plane| SharedOut::new(plane.as_mut_slice()));
         pool.for_each_range(panels, 4, &|start, end| {
             let mut panel = vec![0; blocks * BLOCK_BYTES];
@@ -115,8 +119,10 @@ impl LmHead {
                 panel.fill(0);
                 let rows = p * PANEL..weight.rows.min((p + 1) * PANEL);
                 for row in rows.clone() {
-                    if !pack_row(GgmlType::Q8_0, LAYOUT, weight.row(row), row - rows.start, &mut panel) {
-                        fits.store(false, Ordering::Relaxed);
+                    match pack_row(GgmlType::Q8_0, LAYOUT, weight.row(row), row - rows.start, &mut panel) {
+                        None => fits.store(false, Ordering::Relaxed),
+                        Some(largest) if largest > MAX_WEIGHT => fits_f16.store(false, Ordering::Relaxed),
+                        Some(_) => {}
                     }
                 }
                 // SAFETY: each panel is packed by one thread.
@@ -129,7 +135,8 @@ impl LmHead {
                 }
             }
         });
-        Ok(fits.into_inner().then_some(Self { upper, fifth, lower, blocks, kernels }))
+        let fits_f16 = fits_f16.into_inner();
+        Ok(fits.into_inner().then_some(Self { upper, fifth, lower, blocks, kernels, fits_f16 }))
     }
 
     /// Row `r` of the weight, `[cols]`.
@@ -144,6 +151,19 @@ impl LmHead {
                 *out = scale * (i32::from(upper << 4 | lower) - const { zero_point(8, false) }) as f32;
             }
         }
+    }
+
+    /// Whether its values are well within f16.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn fits_f16(&self) -> bool {
+        self.fits_f16
+    }
+
+    /// Panel `p` of the planes that have all bits of codes, the upper and the lower one.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn code_planes(&self, p: usize) -> [&[u8]; 2] {
+        let [upper, _, lower] = self.planes(p);
+        [upper, lower]
     }
 
     /// Where the first panel of the upper plane lies, and the bytes of each.

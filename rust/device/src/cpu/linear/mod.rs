@@ -1,10 +1,9 @@
 //! Linear layers on the CPU.
 //!
 //! A weight is worked on in panels of 32 rows. [`Precision::Fast`](crate::Precision::Fast) packs quantized weights for int8
-//! kernels ([`packed`]), which AMX stands in for where there are many rows ([`int_tiles`]), and lays out float ones in panels
-//! ([`tiled`]), which AMX multiplies by many rows ([`many_rows`]). Every other weight stays as it lies in its file and is
-//! multiplied in f32 ([`float`]). [`phases`] shares panels among the threads and fuses norms, activation functions and residuals
-//! around them.
+//! kernels ([`packed`]), and lays out float ones in panels ([`tiled`]); AMX multiplies both by many rows ([`tiles`]). Every other
+//! weight stays as it lies in its file and is multiplied in f32 ([`float`]). [`phases`] shares panels among the threads and fuses
+//! norms, activation functions and residuals around them.
 
 mod act_block;
 mod activations;
@@ -26,17 +25,10 @@ mod float_avx2;
 mod float_avx512;
 mod footprint;
 mod gate_up;
-#[cfg(target_arch = "x86_64")]
-mod int_tiles;
 mod largest;
 mod layout;
 mod lm_head;
 mod lora;
-#[cfg(target_arch = "x86_64")]
-mod many_rows;
-#[cfg(not(target_arch = "x86_64"))]
-#[path = "no_many_rows.rs"]
-mod many_rows;
 pub(in crate::cpu) mod out;
 mod packed;
 mod panels;
@@ -48,6 +40,11 @@ mod tiled;
 #[cfg(target_arch = "x86_64")]
 mod tiled_bf16;
 mod tiled_f32;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "no_tiles.rs"]
+mod tiles;
 
 use std::{ops::Range, sync::Arc};
 
@@ -61,13 +58,7 @@ pub use largest::greedy_tokens;
 pub use phases::{LinearContext, LinearScratch, linear_residual, norm_linear};
 pub(super) use slab::trim;
 
-use self::{
-    act_block::{ActBlock, BLOCK},
-    activations::{ACT_ROWS, ActTile, stride},
-    lm_head::LmHead,
-    packed::Packed,
-    tiled::Tiled,
-};
+use self::{act_block::ActBlock, activations::stride, lm_head::LmHead, packed::Packed, tiled::Tiled};
 use super::{Isa, ThreadPool, read_ahead::Panels};
 use crate::{DType, DeviceError, Linear, LinearOptions, Precision, WeightView, backend::check_bias, quant::dequantize_row};
 
@@ -208,16 +199,6 @@ impl CpuLinear {
         matches!(&self.weight, Weight::Tiled(tiled) if tiled.takes_pairs())
     }
 
-    /// Whether AMX is to multiply `rows` rows by this weight, with the bits of the other kernels.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
-    fn is_unpacked_for(&self, rows: usize) -> bool {
-        match &self.weight {
-            #[cfg(target_arch = "x86_64")]
-            Weight::Packed(packed) => packed.is_unpacked_for(rows),
-            _ => false,
-        }
-    }
-
     /// Bytes that multiplying one panel touches beside the activations.
     fn panel_bytes(&self) -> usize {
         match &self.weight {
@@ -239,30 +220,18 @@ impl CpuLinear {
         Panels { address, count: self.panels(), bytes }
     }
 
-    /// f32 that [`Self::open`] needs to dequantize or unpack a panel.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
-    fn buffer_len(&self, many_rows: bool) -> usize {
+    /// f32 that [`Self::open`] needs to dequantize a panel.
+    fn buffer_len(&self) -> usize {
         match &self.weight {
-            #[cfg(target_arch = "x86_64")]
-            Weight::Packed(packed) if many_rows => packed.unpacked_len() + int_tiles::LINE,
             Weight::Stored(view) if matches!(view.dtype, DType::Ggml(_)) => PANEL * self.in_features,
             _ => 0,
         }
     }
 
-    /// Panel `p`, ready to be multiplied: by AMX when there are many rows and the weight is packed.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
-    fn open<'a>(&'a self, p: usize, many_rows: bool, buffer: &'a mut [f32]) -> Panel<'a> {
+    /// Panel `p`, ready to be multiplied.
+    fn open<'a>(&'a self, p: usize, buffer: &'a mut [f32]) -> Panel<'a> {
         let rows = self.panel_rows(p);
         let source = match &self.weight {
-            #[cfg(target_arch = "x86_64")]
-            Weight::Packed(packed) if many_rows => {
-                // Tiles are loaded by whole cache lines.
-                let start = buffer.as_ptr().align_offset(int_tiles::LINE * size_of::<f32>());
-                let unpacked = &mut buffer[start..start + packed.unpacked_len()];
-                packed.unpack(p, unpacked);
-                Source::Unpacked(packed, unpacked)
-            }
             Weight::Packed(packed) => Source::Packed(packed, p),
             Weight::LmHead(head) => Source::LmHead(head, p),
             Weight::Tiled(tiled) => Source::Tiled(tiled, p),
@@ -289,8 +258,6 @@ enum Source<'a> {
     LmHead(&'a LmHead, usize),
     /// Estimates of its products.
     Estimate(&'a LmHead, usize),
-    #[cfg(target_arch = "x86_64")]
-    Unpacked(&'a Packed, &'a [f32]),
     Tiled(&'a Tiled, usize),
     Float(float::FloatRows<'a>),
 }
@@ -313,8 +280,6 @@ struct Input<'a> {
     pairs: &'a [u32],
     /// `[rows, stride]`, of which the first cols / 32 are blocks; empty when no weight is packed.
     acts: &'a [ActBlock],
-    /// `[rows / 16, cols / 32]`; empty unless AMX is to multiply packed weights.
-    tiles: &'a [ActTile],
 }
 
 impl<'a> Input<'a> {
@@ -326,20 +291,13 @@ impl<'a> Input<'a> {
 }
 
 impl Panel<'_> {
-    /// Rows `m..m + num_rows` (up to 64, where there are tiles from a multiple of that) of `input` times this panel, plus bias;
-    /// `out` has these rows and as many more as make them a multiple of 4, for the tiles of 16 rows that AMX takes.
+    /// Rows `m..m + num_rows` (up to 64) of `input` times this panel, plus bias; `out` has these rows and as many more as make
+    /// them a multiple of 4.
     fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut [[f32; PANEL]]) {
-        let blocks = input.cols / BLOCK;
         match &self.source {
             Source::Packed(packed, p) => packed.multiply(*p, input.act_rows(m..m + num_rows), &mut out[..num_rows]),
             Source::LmHead(head, p) => head.multiply(*p, input.act_rows(m..m + num_rows), &mut out[..num_rows]),
             Source::Estimate(head, p) => head.estimate(*p, input.act_rows(m..m + num_rows), &mut out[..num_rows]),
-            #[cfg(target_arch = "x86_64")]
-            Source::Unpacked(packed, panel) => {
-                let padded = num_rows.next_multiple_of(ACT_ROWS);
-                let acts = &input.tiles[m / ACT_ROWS * blocks..(m + padded) / ACT_ROWS * blocks];
-                packed.multiply_unpacked(panel, acts, &mut out[..padded]);
-            }
             Source::Tiled(tiled, p) => tiled.multiply(*p, input, m, &mut out[..num_rows]),
             Source::Float(rows) => {
                 for (i, out) in out[..num_rows.next_multiple_of(ROWS)].as_chunks_mut().0.iter_mut().enumerate() {
@@ -358,7 +316,7 @@ impl Panel<'_> {
 /// Called with a row of the input, and the products of some rows from there on, at most 64, by each of N panels.
 type EachProducts<'a, const N: usize> = &'a mut dyn FnMut(usize, [&mut [[f32; PANEL]]; N]);
 
-/// Calls `each` for all of `rows`, which begin with a multiple of 64 where there are tiles.
+/// Calls `each` for all of `rows`.
 fn for_products<const N: usize>(panels: &[Panel<'_>; N], input: &Input<'_>, rows: &Range<usize>, each: EachProducts<'_, N>) {
     fn in_steps<const R: usize, const N: usize>(
         panels: &[Panel<'_>; N],
@@ -377,8 +335,8 @@ fn for_products<const N: usize>(panels: &[Panel<'_>; N], input: &Input<'_>, rows
     }
     // Tiles of sums are cleared.
     match rows.len() {
-        0..=ROWS if input.tiles.is_empty() => in_steps::<ROWS, N>(panels, input, rows, each),
-        0..=16 => in_steps::<16, N>(panels, input, rows, each),
+        0..=ROWS => in_steps::<ROWS, N>(panels, input, rows, each),
+        5..=16 => in_steps::<16, N>(panels, input, rows, each),
         17..=32 => in_steps::<32, N>(panels, input, rows, each),
         _ => in_steps::<MANY_ROWS, N>(panels, input, rows, each),
     }

@@ -4,8 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
 
-#[cfg(target_arch = "x86_64")]
-use super::activations::ActTile;
 use super::{
     PANEL,
     act_block::{ActBlock, UPPER},
@@ -15,9 +13,8 @@ use super::{
     },
     out::SharedOut,
     slab::SlabBytes,
+    tiles::MAX_WEIGHT,
 };
-#[cfg(target_arch = "x86_64")]
-use crate::cpu::{Amx, amx::IntTiles};
 use crate::{
     DType, DeviceError, GgmlType, WeightView,
     cpu::{Isa, ThreadPool},
@@ -38,9 +35,9 @@ pub(super) struct Packed {
     kernel: Kernel,
     layout: Layout,
     lookup: Lookup,
-    /// AMX, where that is the ISA.
-    #[cfg(target_arch = "x86_64")]
-    amx: Option<Amx>,
+    /// Whether its values are well within f16.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    fits_f16: bool,
 }
 
 impl Packed {
@@ -51,15 +48,17 @@ impl Packed {
         let panels = weight.rows.div_ceil(PANEL);
         let panel_bytes = panel_bytes(format, weight.cols);
         let mut data = SlabBytes::zeroed(panels * panel_bytes)?;
-        let fits = AtomicBool::new(true);
+        let (fits, fits_f16) = (AtomicBool::new(true), AtomicBool::new(true));
         let out = SharedOut::new(data.as_mut_slice());
         pool.for_each_range(panels, 1, &|start, end| {
             for p in start..end {
                 // SAFETY: each panel is packed by one thread.
                 let panel = unsafe { out.part(p * panel_bytes, panel_bytes) };
                 for row in p * PANEL..weight.rows.min((p + 1) * PANEL) {
-                    if !pack_row(format, layout, weight.row(row), row - p * PANEL, panel) {
-                        fits.store(false, Ordering::Relaxed);
+                    match pack_row(format, layout, weight.row(row), row - p * PANEL, panel) {
+                        None => fits.store(false, Ordering::Relaxed),
+                        Some(largest) if largest > MAX_WEIGHT => fits_f16.store(false, Ordering::Relaxed),
+                        Some(_) => {}
                     }
                 }
             }
@@ -70,8 +69,7 @@ impl Packed {
             kernel: kernel(layout, isa),
             layout,
             lookup: layout.lookup(),
-            #[cfg(target_arch = "x86_64")]
-            amx: if isa == Isa::Amx { Amx::detect() } else { None },
+            fits_f16: fits_f16.into_inner(),
         }))
     }
 
@@ -80,6 +78,18 @@ impl Packed {
         let panel = &self.data.as_slice()[r / PANEL * self.panel_bytes..][..self.panel_bytes];
         let unpack: fn(&[u8], &Lookup, usize, &mut [f32]) = select!(self.layout, unpack_row);
         unpack(panel, &self.lookup, r % PANEL, out);
+    }
+
+    /// Whether its values are well within f16.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn fits_f16(&self) -> bool {
+        self.fits_f16
+    }
+
+    /// Panel `p`, and how it is packed.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn panel(&self, p: usize) -> (&[u8], &Lookup, Layout) {
+        (&self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes], &self.lookup, self.layout)
     }
 
     /// Where the first panel lies.
@@ -100,41 +110,6 @@ impl Packed {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-impl Packed {
-    /// Whether AMX is to multiply `rows` rows.
-    pub(super) fn is_unpacked_for(&self, rows: usize) -> bool {
-        self.amx.is_some() && rows >= super::int_tiles::min_rows(self.layout)
-    }
-
-    /// f32 of an unpacked panel.
-    pub(super) fn unpacked_len(&self) -> usize {
-        let blocks = self.panel_bytes / self.layout.super_block_bytes() * super_block_len(self.layout.super_blocks);
-        blocks * super::int_tiles::unpacked_len(self.layout.halves)
-    }
-
-    /// Unpacks panel `p` for AMX.
-    ///
-    /// # Panics
-    /// When there is no AMX.
-    pub(super) fn unpack(&self, p: usize, out: &mut [f32]) {
-        assert!(self.amx.is_some(), "panels are unpacked for AMX only");
-        let panel = &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes];
-        // SAFETY: an `Amx` proves that the processor has AVX-512.
-        unsafe { super::int_tiles::unpack(self.layout)(panel, &self.lookup, out) }
-    }
-
-    /// Multiplies a panel that was unpacked by rows of activations, `[rows / 16, blocks]`; `out` is a multiple of 16 rows.
-    ///
-    /// # Panics
-    /// As `unpack`.
-    pub(super) fn multiply_unpacked(&self, panel: &[f32], acts: &[ActTile], out: &mut [[f32; PANEL]]) {
-        let amx = self.amx.expect("panels are unpacked for AMX only");
-        // SAFETY: as above.
-        unsafe { super::int_tiles::kernel(self.layout)(&IntTiles::configure(amx), panel, acts, out) }
-    }
-}
-
 /// The kernel of an ISA; that of one above the machine's must not be called.
 pub(super) fn kernel(layout: Layout, isa: Isa) -> Kernel {
     match isa {
@@ -146,8 +121,9 @@ pub(super) fn kernel(layout: Layout, isa: Isa) -> Kernel {
     }
 }
 
-/// Packs one row of a file as row `r` of a panel; false when a scale or minimum that is to be f16 is beyond it.
-pub(super) fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mut [u8]) -> bool {
+/// Packs one row of a file as row `r` of a panel. Returns a bound of the magnitudes of its values; `None` when a scale or minimum
+/// that is to be f16 is beyond it.
+pub(super) fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize, panel: &mut [u8]) -> Option<f32> {
     let Layout { codes, halves, min, super_blocks, table } = layout;
     let (tile, lane, codes_len) = (r / TILE, r % TILE, codes_bytes(codes as u8));
     let (sub_blocks, kinds) = (1 + usize::from(halves), 1 + usize::from(min));
@@ -157,7 +133,10 @@ pub(super) fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize,
     for (i, code) in table.iter().flat_map(|table| table.codes.iter().enumerate()).rev() {
         stored[usize::from(code.cast_unsigned())] = i as u8;
     }
-    let mut fits = true;
+    // Of what multiplies a scale, and a minimum: codes less their zeros, and scales within super-blocks.
+    let within = if super_blocks { 128.0 } else { 1.0 };
+    let factors = [within * largest_code(layout), within];
+    let (mut fits, mut largest) = (true, 0.0f32);
     let (mut block, &Format { unpack, block_len, block_bytes: file_block_bytes, .. }) = (BlockCodes::new(), format.format());
     let super_block_cols = COLS * super_block_len(super_blocks);
     let super_blocks_of = panel.chunks_exact_mut(layout.super_block_bytes() * (block_len / super_block_cols));
@@ -183,14 +162,26 @@ pub(super) fn pack_row(format: GgmlType, layout: Layout, bytes: &[u8], r: usize,
             } else {
                 [&block.scales, &block.mins].map(|v| &v[s * sub_blocks..(s + 1) * sub_blocks])
             };
-            for (line, value) in floats.chunks_exact_mut(64).zip(own.into_iter().take(kinds).flatten()) {
-                let value = f16::from_f32(*value);
-                fits &= value.is_finite();
-                line[2 * r..2 * r + 2].copy_from_slice(&value.to_le_bytes());
+            let mut lines = floats.chunks_exact_mut(64);
+            let mut bounds = [0.0f32; 2];
+            for ((values, bound), factor) in own.into_iter().take(kinds).zip(&mut bounds).zip(factors) {
+                for (value, line) in values.iter().zip(&mut lines) {
+                    let value = f16::from_f32(*value);
+                    fits &= value.is_finite();
+                    *bound = bound.max(factor * value.to_f32().abs());
+                    line[2 * r..2 * r + 2].copy_from_slice(&value.to_le_bytes());
+                }
             }
+            largest = largest.max(bounds[0] + bounds[1]);
         }
     }
-    fits
+    fits.then_some(largest)
+}
+
+/// A bound of the magnitudes of codes less their zeros, times the unit of scales.
+fn largest_code(layout: Layout) -> f32 {
+    let codes = if layout.codes == Codes::T4 { 128.0 } else { (1 << (layout.codes as u8)) as f32 };
+    codes * layout.lookup().unit
 }
 
 /// Writes the codes of one row of a block; a quad is those of 4 columns.

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use super::{
     CpuLinear, Input, MANY_ROWS, PANEL,
-    act_block::{ActBlock, BLOCK},
-    activations::{ACT_ROWS, ActTile, stride},
+    act_block::ActBlock,
+    activations::stride,
     out::SharedOut,
     phases::{LinearContext, grown},
 };
@@ -68,13 +68,10 @@ pub(super) struct Work {
     pub panel_bytes: usize,
     /// f32 that a thread needs to open a panel.
     pub buffer_len: usize,
-    /// Whether packed weights are opened for many rows.
-    pub many_rows: bool,
 }
 
 impl Work {
     pub(super) fn new<'a>(input: &Input<'_>, weights: &(impl Iterator<Item = &'a CpuLinear> + Clone)) -> Self {
-        let many_rows = !input.tiles.is_empty();
         let packed = weights.clone().all(CpuLinear::is_packed);
         Self {
             panels: weights.clone().map(CpuLinear::panels).sum(),
@@ -84,14 +81,12 @@ impl Work {
             cols: input.cols,
             waits: input.rows <= FEW_ROWS,
             row_bytes: match packed {
-                true if many_rows => input.cols / BLOCK * size_of::<ActTile>() / ACT_ROWS,
                 true => stride(input.cols) * size_of::<ActBlock>(),
                 false if !input.pairs.is_empty() => input.cols * 2,
                 false => input.cols * 4,
             },
             panel_bytes: weights.clone().map(CpuLinear::panel_bytes).max().unwrap_or(0),
-            buffer_len: weights.clone().map(|w| w.buffer_len(many_rows)).max().unwrap_or(0),
-            many_rows,
+            buffer_len: weights.clone().map(CpuLinear::buffer_len).max().unwrap_or(0),
         }
     }
 }

@@ -5,15 +5,15 @@ use std::ops::Range;
 use super::{
     CpuLinear, Input, MANY_ROWS, PANEL,
     act_block::{ActBlock, BLOCK},
-    activations::{ACT_ROWS, ActTile, quantize_row, stride, tile_row},
+    activations::{quantize_row, stride},
     elementwise::{add_scaled, norm_row},
     for_products,
     largest::Search,
     lora::{LoraScratch, adapt, adapted_residual},
-    many_rows::{ManyRows, Tiles},
     out::SharedOut,
     panels::Work,
     tiled::round_row,
+    tiles::{TilePhase, TileScratch},
 };
 use crate::{
     AdapterRows, Norm, Projection, ResidualArgs, Tensor,
@@ -43,7 +43,7 @@ pub struct LinearScratch {
     pub(super) panels: Vec<f32>,
     pub(super) search: Search,
     /// Activations and results of products by AMX.
-    pub(super) tiles: Option<Tiles>,
+    pub(super) tiles: Option<TileScratch>,
     pub(super) lora: LoraScratch,
 }
 
@@ -54,8 +54,6 @@ pub(super) struct Acts {
     pairs: Vec<u32>,
     /// See [`Input`].
     blocks: Vec<ActBlock>,
-    /// `[rows / 16, cols / 32]`.
-    tiles: Vec<ActTile>,
 }
 
 /// What the weights of a phase take.
@@ -63,17 +61,11 @@ pub(super) struct Acts {
 pub(super) enum Form {
     Floats,
     Blocks,
-    /// Blocks, and tiles of them.
-    Tiles,
 }
 
 impl Form {
-    pub(super) fn of(weight: &CpuLinear, rows: usize) -> Self {
-        match weight.is_packed() {
-            true if weight.is_unpacked_for(rows) => Self::Tiles,
-            true => Self::Blocks,
-            false => Self::Floats,
-        }
+    pub(super) fn of(weight: &CpuLinear) -> Self {
+        if weight.is_packed() { Self::Blocks } else { Self::Floats }
     }
 }
 
@@ -127,18 +119,15 @@ impl LinearContext<'_> {
         let (rows, cols) = (x.rows(), x.cols());
         let normed = grown(normed, if norm.is_some() { rows * cols } else { 0 }, 0.0);
         let blocks = if form >= Form::Blocks { cols / BLOCK } else { 0 };
-        let tiles = if form == Form::Tiles { blocks } else { 0 };
         let pair_cols = if pairs { cols / 2 } else { 0 };
-        let Acts { pairs: act_pairs, blocks: acts, tiles: act_tiles } = acts;
+        let Acts { pairs: act_pairs, blocks: acts } = acts;
         let act_pairs = grown(act_pairs, rows * pair_cols, 0);
         let stride = if blocks > 0 { stride(cols) } else { 0 };
         let acts = grown(acts, rows * stride, ActBlock::ZERO);
-        let act_tiles = grown(act_tiles, rows.div_ceil(ACT_ROWS) * tiles, ActTile::ZERO);
         if norm.is_some() || pairs || form >= Form::Blocks {
-            let (shared_normed, shared_acts, shared_tiles) =
-                (SharedOut::new(normed), SharedOut::new(acts), SharedOut::new(act_tiles));
+            let (shared_normed, shared_acts) = (SharedOut::new(normed), SharedOut::new(acts));
             let shared_pairs = SharedOut::new(act_pairs);
-            self.for_rows((rows, cols), if tiles > 0 { ACT_ROWS } else { 1 }, &|range| {
+            self.for_rows((rows, cols), 1, &|range| {
                 for m in range {
                     let mut row = x.row(m);
                     if let Some(norm) = norm {
@@ -158,14 +147,11 @@ impl LinearContext<'_> {
                             prefetch_all_to_write(acts);
                         }
                         quantize_row(self.isa, row, acts);
-                        // SAFETY: ranges start at whole tiles.
-                        let tiles = unsafe { shared_tiles.part(m / ACT_ROWS * tiles, tiles) };
-                        tile_row(self.isa, m % ACT_ROWS, acts, tiles);
                     }
                 }
             });
         }
-        Input { rows, cols, values: if norm.is_some() { normed } else { x.as_slice() }, pairs: act_pairs, acts, tiles: act_tiles }
+        Input { rows, cols, values: if norm.is_some() { normed } else { x.as_slice() }, pairs: act_pairs, acts }
     }
 }
 
@@ -241,7 +227,7 @@ fn unadapted(
     projections: &mut [Projection<'_>],
 ) {
     if let Some(phase) =
-        ManyRows::start(context, &mut scratch.tiles, x, norm, projections.iter().map(|p| p.linear.weight::<CpuLinear>()))
+        TilePhase::start(context, &mut scratch.tiles, x, norm, projections.iter().map(|p| p.linear.weight::<CpuLinear>()))
     {
         for projections in projections.chunks_mut(MAX_PROJECTIONS) {
             let (targets, count) = targets(x, projections);
@@ -265,7 +251,7 @@ fn unadapted(
         return;
     }
     let LinearScratch { normed, acts, panels, .. } = scratch;
-    let form = projections.iter().map(|p| Form::of(p.linear.weight::<CpuLinear>(), x.rows())).max().unwrap_or(Form::Floats);
+    let form = projections.iter().map(|p| Form::of(p.linear.weight::<CpuLinear>())).max().unwrap_or(Form::Floats);
     let pairs = projections.iter().any(|p| p.linear.weight::<CpuLinear>().takes_pairs());
     let input = context.input(x, norm, form, pairs, normed, acts);
     for projections in projections.chunks_mut(MAX_PROJECTIONS) {
@@ -315,7 +301,7 @@ pub(super) fn store(
     out: &SharedOut<'_, f32>,
 ) {
     let columns = weight.panel_rows(p);
-    let panel = weight.open(p, !input.tiles.is_empty(), buffer);
+    let panel = weight.open(p, buffer);
     for_products(&[panel], input, rows, &mut |m, [products]| {
         for (i, values) in products.iter().enumerate() {
             // SAFETY: these columns of these rows belong to this panel, and each panel and row is visited once.
@@ -354,7 +340,7 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
             add_scaled(context.isa, values, scale, out);
         }
     };
-    if let Some(phase) = ManyRows::start(context, tiles, x, None, std::iter::once(weight)) {
+    if let Some(phase) = TilePhase::start(context, tiles, x, None, std::iter::once(weight)) {
         phase.run(&Items {
             count: weight.panels(),
             width: 1,
@@ -367,12 +353,12 @@ pub fn linear_residual(context: LinearContext<'_>, scratch: &mut LinearScratch, 
             },
         });
     } else {
-        let input = context.input(x, None, Form::of(weight, x.rows()), weight.takes_pairs(), normed, acts);
+        let input = context.input(x, None, Form::of(weight), weight.takes_pairs(), normed, acts);
         let work = Work::new(&input, &std::iter::once(weight));
         context.for_panels(&work, panels, &|panels, rows, buffer| {
             for p in panels {
                 let columns = weight.panel_rows(p);
-                let panel = weight.open(p, work.many_rows, buffer);
+                let panel = weight.open(p, buffer);
                 for_products(&[panel], &input, &rows, &mut |m, [products]| {
                     if rows.len() > MANY_ROWS {
                         for m in m..m + products.len() {

@@ -7,7 +7,7 @@
 //!
 //! Where an ISA multiplies bf16 faster than f32 ([`Isa::multiplies_bf16`]), every weight is laid out as BF16 and activations are
 //! rounded to bf16, for any number of rows: [`tiled_bf16`](super::tiled_bf16), and from some number on AMX
-//! ([`many_rows`](super::many_rows)). Elsewhere a weight keeps its type and activations are f32: [`tiled_f32`](super::tiled_f32).
+//! ([`tiles`](super::tiles)). Elsewhere a weight keeps its type and activations are f32: [`tiled_f32`](super::tiled_f32).
 
 use half::bf16;
 
@@ -110,13 +110,19 @@ impl Tiled {
         &self.data.as_slice()[p * self.panel_bytes..(p + 1) * self.panel_bytes]
     }
 
-    /// Columns `k0..k0 + k_len` of panel `p` of a BF16 layout; whole k tiles.
+    /// Whether it is laid out as AMX reads it.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn columns(&self, p: usize, (k0, k_len): (usize, usize)) -> &[u16] {
-        debug_assert_eq!(self.dtype, DType::BF16);
+    pub(super) fn is_in_tiles(&self) -> bool {
+        self.dtype == DType::BF16 && self.isa.multiplies_bf16()
+    }
+
+    /// Panel `p` of a BF16 layout.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn tiles(&self, p: usize) -> &[[u16; TILE_ELEMENTS]] {
+        debug_assert!(self.is_in_tiles());
         // SAFETY: slabs are cut on cache lines, and a panel is whole lines; any bits are a u16.
         let (_, panel, _) = unsafe { self.panel(p).align_to::<u16>() };
-        &panel[k0 * PANEL..(k0 + k_len) * PANEL]
+        panel.as_chunks().0
     }
 
     /// `out[m][n] = dot(weight row 32 p + n, row first + m of input)`.
@@ -125,7 +131,7 @@ impl Tiled {
         if self.takes_pairs() {
             let pairs = &input.pairs[first * self.cols / 2..][..out.len() * self.cols / 2];
             // SAFETY: ISAs that multiply bf16 have AVX-512 BF16, and `CpuLinear::new` refuses an ISA above the machine's.
-            return unsafe { super::tiled_bf16::multiply(self.columns(p, (0, self.cols)), pairs, out) };
+            return unsafe { super::tiled_bf16::multiply(self.tiles(p), pairs, out) };
         }
         let x = &input.values[first * self.cols..][..out.len() * self.cols];
         let kernel = match self.dtype {

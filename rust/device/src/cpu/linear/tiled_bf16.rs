@@ -24,7 +24,7 @@ use super::{
     PANEL,
     tiled::{K_TILE, TILE, TILE_ELEMENTS},
 };
-use crate::cpu::{amx::round_line, isa::reads_ahead_to_l2, simd::prefetch_stream};
+use crate::cpu::{isa::reads_ahead_to_l2, simd::prefetch_stream};
 
 /// Bytes ahead of use that weights are prefetched: what 8 rows take about the latency of memory to multiply.
 const AHEAD: usize = 8 << 10;
@@ -36,16 +36,21 @@ const ROWS: usize = 8;
 pub(super) fn round_row(row: &[f32], pairs: &mut [u32]) {
     assert!(row.len().is_multiple_of(K_TILE) && pairs.len() == row.len() / 2);
     for (x, out) in row.as_chunks::<K_TILE>().0.iter().zip(pairs.as_chunks_mut::<{ K_TILE / 2 }>().0) {
-        // SAFETY: `out` is 64 bytes.
-        unsafe { round_line(x, out.as_mut_ptr().cast()) }
+        // SAFETY: x has 32 values, `out` is 64 bytes; a __m512bh is 64 plain bytes.
+        unsafe {
+            let (low, high) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
+            // To nearest, ties to even.
+            let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+            _mm512_storeu_si512(out.as_mut_ptr().cast(), rounded);
+        }
     }
 }
 
 /// `out[m][n] = dot(panel row n, x row m)`, `x` being pairs, `[out.len(), cols / 2]`.
 #[target_feature(enable = "avx512f,avx512bf16")]
-pub(super) fn multiply(panel: &[u16], x: &[u32], out: &mut [[f32; PANEL]]) {
-    let pairs = panel.len() / PANEL / 2;
-    assert!(x.len() == out.len() * pairs && pairs.is_multiple_of(K_TILE / 2));
+pub(super) fn multiply(panel: &[[u16; TILE_ELEMENTS]], x: &[u32], out: &mut [[f32; PANEL]]) {
+    let pairs = panel.len() * K_TILE / 2;
+    assert!(x.len() == out.len() * pairs);
     let to_l2 = reads_ahead_to_l2();
     for (x, out) in x.chunks(ROWS * pairs.max(1)).zip(out.chunks_mut(ROWS)) {
         match out.len() {
@@ -72,11 +77,11 @@ fn load(lines: &[u16; TILE_ELEMENTS], line: usize) -> __m512bh {
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn rows_of<const R: usize>(panel: &[u16], x: &[u32], out: &mut [[f32; PANEL]], to_l2: bool) {
-    let pairs = panel.len() / PANEL / 2;
+fn rows_of<const R: usize>(panel: &[[u16; TILE_ELEMENTS]], x: &[u32], out: &mut [[f32; PANEL]], to_l2: bool) {
+    let pairs = panel.len() * K_TILE / 2;
     assert!(x.len() == R * pairs && out.len() == R);
     let mut acc = [[_mm512_setzero_ps(); 2]; R];
-    for (t, lines) in panel.as_chunks::<TILE_ELEMENTS>().0.iter().enumerate() {
+    for (t, lines) in panel.iter().enumerate() {
         for pair in 0..K_TILE / 2 {
             // In the order in which they lie, as processors expect. One row would wait for the second-level cache.
             for line in [2 * pair, 2 * pair + 1] {

@@ -34,14 +34,14 @@ fn set_scales(format: GgmlType, block: &mut [u8], scale: &mut dyn FnMut() -> f32
 }
 
 /// xorshift64*.
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    fn bits(&mut self) -> u64 {
+    pub(super) fn bits(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -49,11 +49,11 @@ impl Random {
     }
 
     /// In -1..1.
-    fn unit(&mut self) -> f32 {
+    pub(super) fn unit(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
-    fn tensor(&mut self, rows: usize, cols: usize) -> Tensor {
+    pub(super) fn tensor(&mut self, rows: usize, cols: usize) -> Tensor {
         let mut t = Tensor::new(rows, cols).expect("memory");
         t.set_rows(rows);
         // Rows of different sizes, and a few outliers, as activations have.
@@ -65,7 +65,7 @@ impl Random {
         t
     }
 
-    fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> WeightView {
+    pub(super) fn weight(&mut self, dtype: DType, rows: usize, cols: usize) -> WeightView {
         let mut bytes = vec![0u8; rows * dtype.row_bytes(cols).expect("whole blocks")];
         match dtype {
             DType::F32 => bytes.as_chunks_mut::<4>().0.iter_mut().for_each(|b| *b = self.unit().to_le_bytes()),
@@ -86,7 +86,7 @@ impl Random {
         WeightView::new(dtype, rows, cols, Bytes::from_vec(bytes)).expect("a valid weight")
     }
 
-    fn vec(&mut self, len: usize) -> Vec<f32> {
+    pub(super) fn vec(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.unit()).collect()
     }
 
@@ -96,7 +96,7 @@ impl Random {
     }
 }
 
-fn dequantize(weight: &WeightView) -> Vec<f32> {
+pub(super) fn dequantize(weight: &WeightView) -> Vec<f32> {
     let mut out = vec![0.0; weight.rows * weight.cols];
     for (i, row) in out.chunks_exact_mut(weight.cols).enumerate() {
         dequantize_row(weight.dtype, weight.row(i), row);
@@ -126,7 +126,7 @@ fn oracle(x: &[f32], weight: &WeightView) -> (Vec<f64>, Vec<f64>) {
 }
 
 /// Likewise, of weights `[n, cols]`.
-fn oracle_of(x: &[f32], cols: usize, weight: &[f32]) -> (Vec<f64>, Vec<f64>) {
+pub(super) fn oracle_of(x: &[f32], cols: usize, weight: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let mut out = (Vec::new(), Vec::new());
     for x in x.chunks_exact(cols) {
         for w in weight.chunks_exact(cols) {
@@ -138,16 +138,16 @@ fn oracle_of(x: &[f32], cols: usize, weight: &[f32]) -> (Vec<f64>, Vec<f64>) {
     out
 }
 
-fn options(precision: Precision, bias: Option<Vec<f32>>) -> LinearOptions {
+pub(super) fn options(precision: Precision, bias: Option<Vec<f32>>) -> LinearOptions {
     LinearOptions { name: "w".to_owned(), precision, bias }
 }
 
-fn linear(weight: &WeightView, precision: Precision, isa: Isa, pool: &ThreadPool) -> Linear {
+pub(super) fn linear(weight: &WeightView, precision: Precision, isa: Isa, pool: &ThreadPool) -> Linear {
     CpuLinear::new(weight, &options(precision, None), isa, pool).expect("a linear layer").into()
 }
 
 /// `x @ weight^T`.
-fn project(context: LinearContext<'_>, scratch: &mut LinearScratch, x: &Tensor, linear: &Linear) -> Vec<f32> {
+pub(super) fn project(context: LinearContext<'_>, scratch: &mut LinearScratch, x: &Tensor, linear: &Linear) -> Vec<f32> {
     let mut out = Tensor::new(x.rows(), linear.out_features).expect("memory");
     norm_linear(context, scratch, x, None, &mut [Projection { linear, out: &mut out }]);
     assert_eq!(out.rows(), x.rows());
@@ -155,11 +155,16 @@ fn project(context: LinearContext<'_>, scratch: &mut LinearScratch, x: &Tensor, 
 }
 
 /// What a linear layer with bf16 activations sees of `x`.
-fn through_bf16(x: &[f32]) -> Vec<f32> {
+pub(super) fn through_bf16(x: &[f32]) -> Vec<f32> {
     x.iter().map(|v| half::bf16::from_f32(*v).to_f32()).collect()
 }
 
 /// Whether a fast weight of `k` columns and its activations are rounded to bf16.
 fn in_bf16(isa: Isa, dtype: DType, k: usize) -> bool {
     isa.multiplies_bf16() && tiled::panel_dtype(dtype, k, isa).is_some()
+}
+
+/// Whether fast packed weights are multiplied by tiles, which see activations as they are.
+fn in_tiles(isa: Isa, rows: usize, dtype: DType) -> bool {
+    isa == Isa::Amx && rows >= tiles::MIN_ROWS && matches!(dtype, DType::Ggml(_))
 }

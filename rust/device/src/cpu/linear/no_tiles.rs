@@ -4,16 +4,24 @@ use super::{CpuLinear, LinearContext, phases::Items};
 use crate::{Norm, Tensor};
 
 /// No number of rows is enough.
-#[cfg(test)]
 pub(super) const MIN_ROWS: usize = usize::MAX;
+/// No weight is too large.
+pub(super) const MAX_WEIGHT: f32 = f32::INFINITY;
+pub(super) const WORKER_BYTES: usize = 0;
 
-pub(super) enum Tiles {}
-pub(super) enum ManyRows {}
+pub(super) enum TileScratch {}
+pub(super) enum TilePhase {}
 
-impl ManyRows {
+impl CpuLinear {
+    pub(super) fn is_for_tiles(&self, _: usize) -> bool {
+        false
+    }
+}
+
+impl TilePhase {
     pub(super) fn start<'a>(
         _: LinearContext<'a>,
-        _: &mut Option<Tiles>,
+        _: &mut Option<TileScratch>,
         _: &Tensor,
         _: Option<&Norm>,
         _: impl Iterator<Item = &'a CpuLinear>,
