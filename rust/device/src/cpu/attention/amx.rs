@@ -67,11 +67,11 @@ impl ByTiles {
             _ => None,
         }
     }
+}
 
-    /// Whether an item is computed so; `queries_per_kv` heads share a KV head.
-    pub(super) fn takes(self, item: &Item, queries_per_kv: usize) -> bool {
-        item.rows(queries_per_kv) >= MIN_ROWS && item.kv_heads.len() == 1
-    }
+/// Whether an item has rows enough for tiles; `queries_per_kv` heads share a KV head.
+pub(super) fn is_for_tiles(item: &Item, queries_per_kv: usize) -> bool {
+    item.rows(queries_per_kv) >= MIN_ROWS && item.kv_heads.len() == 1
 }
 
 /// Floats that an item of `rows` query rows takes beside [`Scratch`].
@@ -86,9 +86,9 @@ pub(super) fn buffer_len(rows: usize, dim: usize) -> usize {
 /// As [`attend`]; the rest of `scratch`, from `buffers` on, is good for [`buffer_len`] floats.
 pub(super) unsafe fn attend_by_tiles(problem: &Problem<'_>, item: &Item, by: ByTiles, scratch: *mut f32, buffers: *mut f32) {
     if by.fp16 {
-        attend_f16(problem, item, by.amx, scratch, buffers)
+        attend_f16(problem, item, by.amx, scratch, buffers);
     } else {
-        attend_bf16(problem, item, by.amx, scratch, buffers)
+        attend_bf16(problem, item, by.amx, scratch, buffers);
     }
 }
 

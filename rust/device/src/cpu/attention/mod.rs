@@ -75,7 +75,7 @@ use crate::{
 #[cfg(target_arch = "x86_64")]
 use super::simd::Avx512;
 use super::{Isa, ThreadPool, isa::reads_ahead_to_l2, simd::isa_entry};
-use amx::{ByTiles, attend_by_tiles, buffer_len};
+use amx::{ByTiles, attend_by_tiles, buffer_len, is_for_tiles};
 use kernel::attend_single;
 #[cfg(target_arch = "x86_64")]
 use kernel::{Vectors, attend};
@@ -238,7 +238,7 @@ pub(crate) fn attention(args: AttentionArgs<'_>, step: &StepMetadata, isa: Isa, 
             let floats = floats.at_least(scratch_len);
             // SAFETY: the machine has `isa`; `check` found the sizes consistent; `floats` is long enough for every item.
             unsafe {
-                match by_tiles.filter(|by| by.takes(item, problem.queries_per_kv())) {
+                match by_tiles.filter(|_| is_for_tiles(item, problem.queries_per_kv())) {
                     Some(by) => attend_by_tiles(&problem, item, by, floats, floats.add(buffers)),
                     None if problem.pairs => attend_pairs(&problem, item, floats),
                     None => attend_isa(isa, &problem, item, floats),

@@ -11,10 +11,10 @@ impl ByTiles {
     pub(super) fn of(_: Isa, _: &AttentionParams, _: KvDType) -> Option<Self> {
         None
     }
+}
 
-    pub(super) fn takes(self, _: &Item, _: usize) -> bool {
-        match self {}
-    }
+pub(super) fn is_for_tiles(_: &Item, _: usize) -> bool {
+    false
 }
 
 pub(super) fn buffer_len(_: usize, _: usize) -> usize {
