@@ -22,8 +22,8 @@ use crate::{
 ///   when it is whole.
 /// - `num_threads`, 1 or more; the machine's cores unless given. `progress` is called with the bytes of weights done and in all.
 ///
-/// The importance of columns is the `imatrix` of `which`, or measured first by its `calibration_file`. Raises `ValueError` for what cannot be honoured, and
-/// `NotImplementedError` for an architecture or a tokenizer that has no GGUF form here.
+/// The importance of columns is the `imatrix` of `which`, or measured first by its `calibration_file`. Raises `ValueError` for
+/// what cannot be honoured, and `NotImplementedError` for an architecture or a tokenizer that has no GGUF form here.
 #[pyfunction]
 #[pyo3(signature = (which, r#type, output, *, force=false, token_source="cache", num_threads=None, progress=None))]
 #[allow(clippy::too_many_arguments, reason = "keywords")]

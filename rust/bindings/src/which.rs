@@ -200,8 +200,8 @@ pub enum Which {
     },
     /// GGUF: `quantized_model_id` is a local folder, a local .gguf file or a hub id, `quantized_filename` the file in it, or the
     /// parts of a split file in order. `tok_model_id` is a local folder or hub id whose tokenizer.json is used instead of the
-    /// file's metadata; `tokenizer_json`, `dtype`, `imatrix`, `calibration_file` and `hf_cache_path` are as in `Which.Plain`, `adapters` and their
-    /// limits as in `Which.Lora`; without any of those it takes none. Files in use must not be changed.
+    /// file's metadata; `tokenizer_json`, `dtype`, `imatrix`, `calibration_file` and `hf_cache_path` are as in `Which.Plain`,
+    /// `adapters` and their limits as in `Which.Lora`; without any of those it takes none. Files in use must not be changed.
     /// Fields not named here are not supported yet.
     #[pyo3(constructor = (
         quantized_model_id, quantized_filename=None, tok_model_id=None, topology=None, dtype=ModelDType::Auto, *,

@@ -1,7 +1,7 @@
 //! In-situ quantization: float weights are quantized as they are loaded.
 //!
-//! The quantizers are candle's, but for MXFP4, which it lacks, and [`k_quants`], where its own are slow. They are called for some rows at a time, on all threads, so that
-//! no matrix is widened to f32 as a whole.
+//! The quantizers are candle's, but for MXFP4, which it lacks, and [`k_quants`], where its own are slow. They are called for some
+//! rows at a time, on all threads, so that no matrix is widened to f32 as a whole.
 
 use std::{fmt, str::FromStr};
 

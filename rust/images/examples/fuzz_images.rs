@@ -1,4 +1,5 @@
-//! Decodes and processes damaged images: `cargo run --release -p mistral-paged-images --example fuzz_images -- --cases N --seed S`.
+//! Decodes and processes damaged images:
+//! `cargo run --release -p mistral-paged-images --example fuzz_images -- --cases N --seed S`.
 //!
 //! Each gives an image or an error. Says how many, and how often a decoder panicked, which [`images::decode`] makes an error of.
 #![forbid(unsafe_code)]

@@ -18,8 +18,8 @@ pub enum RouterPolicy {
     RoundRobin,
     /// The one with the fewest requests, running or waiting; of several the next in turn.
     LeastLoaded,
-    /// The one that was sent the longest beginning of the prompt, if that is a tenth of it and the replica has at most 16 requests
-    /// more than the idlest one; else as [`Self::LeastLoaded`].
+    /// The one that was sent the longest beginning of the prompt, if that is a tenth of it and the replica has at most 16
+    /// requests more than the idlest one; else as [`Self::LeastLoaded`].
     Prefix,
 }
 
