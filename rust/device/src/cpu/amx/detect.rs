@@ -2,8 +2,13 @@
 
 use std::{
     arch::x86_64::{__cpuid, __cpuid_count, _xgetbv},
+    array::from_fn,
     sync::OnceLock,
 };
+
+use half::{bf16, f16};
+
+use super::{ActTile, K_TILE, PANEL, TILE_ROWS, Tiles, WeightTile};
 
 /// Proof that the processor has AMX-BF16, AVX-512 F, BW, VL, DQ, VNNI, BF16 and VBMI, and F16C (all that have the first have the
 /// others) and that the kernel lets this process use it.
@@ -17,9 +22,32 @@ impl Amx {
     pub fn detect() -> Option<Self> {
         static AVAILABLE: OnceLock<Option<Amx>> = OnceLock::new();
         *AVAILABLE.get_or_init(|| {
+            if !has_vectors() || !(has_tiles() || cfg!(test)) {
+                return None;
+            }
             let fp16 = if has_tiles() { processor_has_fp16() } else { cfg!(test) };
-            (has_vectors() && (has_tiles() || cfg!(test))).then_some(Self { fp16 })
+            [Self { fp16 }, Self { fp16: false }].into_iter().find(|amx| amx.computes())
         })
+    }
+
+    /// Whether the instructions compute what they should, of small integers, which both types hold: a virtual machine may say that
+    /// it has some and not have them whole.
+    fn computes(self) -> bool {
+        let bits = |x: i16| if self.fp16 { f16::from_f32(x.into()).to_bits() } else { bf16::from_f32(x.into()).to_bits() };
+        let a = |row: usize, col: usize| (row * 7 + col * 3) as i16 % 11 - 5;
+        let w = |out: usize, col: usize| (out * 5 + col * col) as i16 % 13 - 6;
+        let tile = |t: usize| -> ActTile { from_fn(|i| bits(a(t * TILE_ROWS + i / K_TILE, i % K_TILE))) };
+        // Tile, column pair, output, column.
+        let weights: WeightTile = from_fn(|i| {
+            let (t, pair, out, odd) = (i / 512, i / 32 % 16, i / 2 % TILE_ROWS, i % 2);
+            bits(w(t * TILE_ROWS + out, 2 * pair + odd))
+        });
+        let (mut tiles, mut sums) = (Tiles::new(self), [[0.0; PANEL]; PANEL]);
+        tiles.zero();
+        tiles.multiply(self.fp16, [&tile(0), &tile(1)], &weights);
+        tiles.store(&mut sums);
+        let expected = |row: usize, out: usize| (0..K_TILE).map(|col| f32::from(a(row, col) * w(out, col))).sum::<f32>();
+        (0..PANEL * PANEL).all(|i| sums[i / PANEL][i % PANEL] == expected(i / PANEL, i % PANEL))
     }
 
     /// Whether the processor has AMX-FP16 and AVX-512 FP16 as well: from Granite Rapids on, and not Sapphire Rapids.
