@@ -75,7 +75,7 @@ def test_a_draft_model_that_does_not_go_with_the_rest_is_named(smollm2_path: Pat
         ({"which_draft": draft, "speculative": "off"}, "which_draft.*draft_model"),
         ({"speculative": "draft_model"}, "which_draft"),
         ({"which_draft": Which.Embedding(LLAMA)}, "has embeddings"),
-        ({"which_draft": Which.Plain(LLAMA, dtype=ModelDType.F32)}, "has a dtype"),
+        ({"which_draft": Which.Plain(LLAMA, dtype=ModelDType.BF16)}, "has another dtype"),
         ({"which_draft": Which.GGUF(str(smollm2_path))}, "must have the vocabulary of its model"),
     ):
         with pytest.raises(InvalidArgumentError, match=words):
@@ -98,7 +98,7 @@ def test_a_request_guesses_no_more_tokens_in_a_step_than_gamma() -> None:
 
 def test_what_cannot_be_honoured_is_refused() -> None:
     for options, words in (
-        ({"speculative": "eagle"}, '`speculative` is "eagle".*"off", "auto" or "prompt_lookup"'),
+        ({"speculative": "eagle"}, '`speculative` is "eagle".*"off", "auto", "prompt_lookup" or "draft_model"'),
         ({"speculative_gamma": 4}, "`speculative_gamma`.*speculative=.auto."),
         ({"speculative": "off", "speculative_gamma": 4}, "`speculative_gamma`"),
         ({"speculative": "auto", "speculative_gamma": 0}, "`speculative_gamma`"),

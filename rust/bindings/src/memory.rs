@@ -292,7 +292,7 @@ impl Runner {
             imatrix: options::imatrix(py, &selection)?,
             calibration_file: options::calibration_file(py, &selection)?,
             adapters: options::resolve_adapters(py, &selection, token_source)?,
-            draft: options::draft(py, which_draft.as_ref(), token_source)?,
+            draft: options::draft(py, which_draft.as_ref(), selection.dtype, token_source)?,
             embedding: selection.embedding,
             vision: selection.vision,
             cpu: CpuOptions {

@@ -276,8 +276,13 @@ pub fn speculation(
     Ok(Some(Speculation { max_drafts: max_drafts.or(speculation.max_drafts), ..speculation }))
 }
 
-/// The draft model, after downloading it when it is on the hub.
-pub fn draft(py: Python<'_>, which: Option<&Bound<'_, PyAny>>, token_source: &str) -> PyResult<Option<DraftModel>> {
+/// The draft model of a model with this dtype, after downloading it when it is on the hub.
+pub fn draft(
+    py: Python<'_>,
+    which: Option<&Bound<'_, PyAny>>,
+    dtype: ModelDType,
+    token_source: &str,
+) -> PyResult<Option<DraftModel>> {
     let Some(which) = which else { return Ok(None) };
     let which =
         which.cast::<Which>().map_err(|_| PyTypeError::new_err("`which_draft` must be a Which, such as Which.GGUF(FILE)"))?;
@@ -287,8 +292,8 @@ pub fn draft(py: Python<'_>, which: Option<&Bound<'_, PyAny>>, token_source: &st
     refuse_draft(selection.embedding.is_some(), "embeddings", text)?;
     refuse_draft(selection.vision.is_some(), "images", text)?;
     refuse_draft(selection.imatrix.is_some() || selection.calibration_file.is_some(), "an importance of columns", text)?;
-    if !matches!(selection.dtype, ModelDType::Auto) {
-        return Err(invalid("`which_draft` has a dtype, and a draft model computes in that of its model: leave it out"));
+    if selection.dtype != ModelDType::Auto && selection.dtype != dtype {
+        return Err(invalid("`which_draft` has another dtype than `which`, in whose a draft model computes: leave it out"));
     }
     let source = resolve(py, &selection, token_source)?;
     Ok(Some(DraftModel { source, architecture: selection.architecture.map(str::to_owned), in_situ_quant: None }))

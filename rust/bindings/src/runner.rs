@@ -225,7 +225,7 @@ impl Runner {
             cuda_libraries: doctor::library_paths(py)?,
             cuda,
             speculation: options::speculation(speculative, speculative_gamma.as_ref(), which_draft.is_some())?,
-            draft: options::draft(py, which_draft.as_ref(), token_source)?,
+            draft: options::draft(py, which_draft.as_ref(), selection.dtype, token_source)?,
             forced_drafts: true,
             only_for_gpus,
         };
