@@ -83,7 +83,7 @@ def test_a_draft_model_that_does_not_go_with_the_rest_is_named(smollm2_path: Pat
     with pytest.raises(TypeError, match="which_draft"):
         load(which_draft="model")
     with pytest.raises(NotImplementedError, match="draft model for a model that sees"):
-        Runner(which=Which.MultimodalPlain(str(GOLDEN / "vision" / "llava")), which_draft=draft, pa_gpu_mem=16)
+        Runner(which=Which.MultimodalPlain(str(GOLDEN / "vision" / "llava")), which_draft=Which.Plain(LLAMA), pa_gpu_mem=16)
 
 
 def test_a_request_guesses_no_more_tokens_in_a_step_than_gamma() -> None:
