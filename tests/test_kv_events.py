@@ -123,12 +123,13 @@ class Consumer:
             self.apply(at, payload)
 
     def follow(self, runner: Runner) -> None:
-        """Listens until as much is held as the runner says."""
+        """Listens until as much is held as the runner says; what was published before it was a subscriber is replayed."""
         until = time.monotonic() + PATIENCE
         self.replay(self.next)
         while len(self.held) != runner.kv_cache_stats()["kv_event_blocks"]:
             assert time.monotonic() < until, (len(self.held), runner.kv_cache_stats()["kv_event_blocks"])
             self.listen(0.1)
+            self.replay(self.next)
 
 
 def tiny(name: str = "llama", **options: Any) -> Runner:
@@ -247,8 +248,14 @@ def test_an_unloaded_model_tells_that_nothing_is_held_and_listens_there_again_wh
             complete(runner, PROMPT, max_tokens=1)
             consumer.follow(runner)
             assert consumer.held
+            # A subscriber hears of nothing that was published before it was one.
+            until, start = time.monotonic() + PATIENCE, 100
+            while not consumer.subscriber.poll(20) and time.monotonic() < until:
+                complete(runner, list(range(start, start + BLOCK)), max_tokens=1)
+                start += BLOCK
             runner.unload_model()
-            consumer.listen(0.5)
+            while consumer.held and time.monotonic() < until:
+                consumer.listen(0.5)
             assert not consumer.held
         runner.reload_model()
         with consuming(runner) as consumer:
@@ -312,6 +319,8 @@ def test_metrics_count_and_replicas_with_one_secret_salt_alike(tmp_path: Path) -
                 until = time.monotonic() + PATIENCE
                 while not consumer.held and time.monotonic() < until:
                     consumer.replay(0)
+                while server.metric("mistralrs_kv_event_subscribers") != 1 and time.monotonic() < until:
+                    time.sleep(0.02)
                 assert server.metric("mistralrs_kv_event_batches_dropped_total", at="publisher") == 0
                 assert server.metric("mistralrs_kv_event_batches_total") >= 2
                 assert server.metric("mistralrs_kv_event_subscribers") == 1

@@ -203,7 +203,7 @@ impl Subscribers {
         let began = std::time::Instant::now();
         let all: Vec<_> = locked(&self.0).clone();
         for subscriber in all {
-            subscriber.queue.wait_until_empty(at_most.saturating_sub(began.elapsed()));
+            subscriber.queue.wait_until_done(at_most.saturating_sub(began.elapsed()));
         }
     }
 

@@ -211,7 +211,7 @@ impl EventSource for paged::Scheduler {
 impl Drop for Publisher {
     fn drop(&mut self) {
         let last = Batch { num_lost: self.num_lost, timestamp: now(), events: vec![KvEvent::Cleared] };
-        self.shared.queue.wait_until_empty(FLUSH_TIMEOUT);
+        self.shared.queue.wait_until_done(FLUSH_TIMEOUT);
         self.shared.queue.push(last, 0);
         self.shared.queue.close();
         if let Some(thread) = self.thread.take() {

@@ -9,6 +9,8 @@ use std::{
 struct State<T> {
     items: VecDeque<(T, usize)>,
     bytes: usize,
+    /// The last item that was taken is being worked on.
+    is_busy: bool,
     closed: bool,
 }
 
@@ -23,7 +25,7 @@ pub struct Queue<T> {
 impl<T> Queue<T> {
     /// Takes `max_items` at most, of `max_bytes` in all; one that is larger than that is taken when there is no other.
     pub fn new(max_items: usize, max_bytes: usize) -> Self {
-        let state = Mutex::new(State { items: VecDeque::new(), bytes: 0, closed: false });
+        let state = Mutex::new(State { items: VecDeque::new(), bytes: 0, is_busy: false, closed: false });
         Self { state, changed: Condvar::new(), max_items, max_bytes }
     }
 
@@ -51,12 +53,16 @@ impl<T> Queue<T> {
         true
     }
 
-    /// The next item; waits for it. `None` once the queue is closed and empty.
+    /// The next item; waits for it. `None` once the queue is closed and empty. Who asks is done with the one before.
     pub fn pop(&self) -> Option<T> {
         let waiting = |state: &mut State<T>| state.items.is_empty() && !state.closed;
-        let mut state = self.changed.wait_while(self.lock(), waiting).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
+        state.is_busy = false;
+        self.changed.notify_all();
+        let mut state = self.changed.wait_while(state, waiting).unwrap_or_else(PoisonError::into_inner);
         let (item, bytes) = state.items.pop_front()?;
         state.bytes -= bytes;
+        state.is_busy = true;
         drop(state);
         self.changed.notify_all();
         Some(item)
@@ -68,9 +74,10 @@ impl<T> Queue<T> {
         self.changed.notify_all();
     }
 
-    /// Waits until it is empty, or this long.
-    pub fn wait_until_empty(&self, at_most: Duration) {
-        let waited = self.changed.wait_timeout_while(self.lock(), at_most, |state| !state.items.is_empty());
+    /// Waits until it is empty and whoever takes items is done with the last of them, or nobody takes any, or this long.
+    pub fn wait_until_done(&self, at_most: Duration) {
+        let is_on = |state: &mut State<T>| !state.closed && (state.is_busy || !state.items.is_empty());
+        let waited = self.changed.wait_timeout_while(self.lock(), at_most, is_on);
         drop(waited);
     }
 }
@@ -78,6 +85,27 @@ impl<T> Queue<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_is_done_when_the_last_item_was_worked_on() {
+        let queue = Queue::new(2, 10);
+        let wait = |millis| {
+            let began = std::time::Instant::now();
+            queue.wait_until_done(Duration::from_millis(millis));
+            began.elapsed() >= Duration::from_millis(millis)
+        };
+        assert!(!wait(10_000), "nothing is there");
+        queue.push('a', 1);
+        assert!(wait(1));
+        assert_eq!(queue.pop(), Some('a'));
+        assert!(wait(1), "taken, and not done");
+        std::thread::scope(|scope| {
+            scope.spawn(|| queue.pop());
+            assert!(!wait(10_000));
+            queue.close();
+        });
+        assert!(!wait(10_000), "nobody takes any");
+    }
 
     #[test]
     fn what_does_not_fit_is_refused_at_once_and_what_is_too_large_goes_alone() {
