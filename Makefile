@@ -144,7 +144,7 @@ lint: $(VENV)/package $(VENV)/tools kernels ## formatting, clippy, ruff, mypy, s
 	$(VENV)/bin/ruff format --check python tests examples benches kernels
 	$(VENV)/bin/ruff check python tests examples benches kernels
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m mypy.stubtest mistral_paged --allowlist <(echo 'mistral_paged[.]ray.*') --ignore-unused-allowlist
+	$(VENV)/bin/python -m mypy.stubtest mistral_paged --mypy-config-file pyproject.toml --allowlist <(echo 'mistral_paged[.]ray.*') --ignore-unused-allowlist
 	! grep -rnE '\bunsafe\b' rust --include='*.rs' | grep -vE '^rust/device/|#!\[(forbid|deny)\(unsafe_code\)\]|unsafe_op_in_unsafe_fn'
 	! grep -rlE '\bpyo3\b' rust --include='*.rs' --include=Cargo.toml | grep -v '^rust/bindings/'
 	! grep -rnE 'cfg\(.*feature *=' rust --include='*.rs'
