@@ -392,13 +392,14 @@ impl Selection {
             refuse(&[(name, fields.hasattr(name)? && !fields.getattr(name)?.is_none())])?;
         }
         let string = |text: Option<&Text>| text.map(|Text(text)| text.clone());
+        let (imatrix, calibration_file) = importance_of(which.get());
         match which.get() {
             Which::Plain { model_id, arch, tokenizer_json, dtype, hf_cache_path, .. }
             | Which::Lora { model_id, arch, tokenizer_json, dtype, hf_cache_path, .. } => Ok(Self {
                 architecture: arch.map(Architecture::model_type).transpose()?,
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
-                imatrix: imatrix_of(which.get()),
-                calibration_file: calibration_of(which.get()),
+                imatrix,
+                calibration_file,
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: match which.get() {
                     Which::Lora { .. } => Some(AdapterFields::of(fields)?.unwrap_or_default()),
@@ -412,8 +413,8 @@ impl Selection {
                 quantized_model_id, quantized_filename, tok_model_id, dtype, tokenizer_json, hf_cache_path, ..
             } => Ok(Self {
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
-                imatrix: imatrix_of(which.get()),
-                calibration_file: calibration_of(which.get()),
+                imatrix,
+                calibration_file,
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
                 adapters: AdapterFields::of(fields)?,
                 ..Self::new(gguf(quantized_filename.as_ref(), tok_model_id.as_ref(), None), &quantized_model_id.0, *dtype)
@@ -489,14 +490,15 @@ impl Selection {
             return Err(invalid("not a model that sees"));
         };
         arch.map(MultimodalArchitecture::model_types).transpose()?;
+        let (imatrix, calibration_file) = importance_of(which);
         let vision = VisionOptions {
             max_edge: max_edge.map(|edge| edge.0),
             cache_bytes: encoder_cache_memory_bytes.map(|bytes| bytes.0 as u64),
         };
         Ok(Self {
             tokenizer_json: tokenizer_json.as_ref().map(|path| path.0.0.clone()),
-            imatrix: imatrix_of(which),
-            calibration_file: calibration_of(which),
+            imatrix,
+            calibration_file,
             cache_dir: hf_cache_path.as_ref().map(|path| path.0.0.clone()),
             vision: Some(vision),
             multimodal: *arch,
@@ -510,20 +512,14 @@ fn gguf(files: Option<&QuantizedFilename>, tok_model_id: Option<&TokModelId>, gq
     Place::Gguf { files: files.map(|files| files.0.clone().into_vec()), tok_model_id: tok_model_id.map(|id| id.0.0.clone()), gqa }
 }
 
-fn calibration_of(which: &Which) -> Option<String> {
+/// An importance matrix, and a text to measure one by.
+fn importance_of(which: &Which) -> (Option<String>, Option<String>) {
     match which {
-        Which::Plain { calibration_file, .. }
-        | Which::MultimodalPlain { calibration_file, .. }
-        | Which::GGUF { calibration_file, .. } => calibration_file.as_ref().map(|path| path.0.0.clone()),
-        Which::Lora { .. } | Which::Embedding { .. } | Which::GGML { .. } => None,
-    }
-}
-
-fn imatrix_of(which: &Which) -> Option<String> {
-    match which {
-        Which::Plain { imatrix, .. } | Which::MultimodalPlain { imatrix, .. } | Which::GGUF { imatrix, .. } => {
-            imatrix.as_ref().map(|path| path.0.0.clone())
+        Which::Plain { imatrix, calibration_file, .. }
+        | Which::MultimodalPlain { imatrix, calibration_file, .. }
+        | Which::GGUF { imatrix, calibration_file, .. } => {
+            (imatrix.as_ref().map(|path| path.0.0.clone()), calibration_file.as_ref().map(|path| path.0.0.clone()))
         }
-        Which::Lora { .. } | Which::Embedding { .. } | Which::GGML { .. } => None,
+        Which::Lora { .. } | Which::Embedding { .. } | Which::GGML { .. } => (None, None),
     }
 }
