@@ -65,7 +65,7 @@ pub(super) fn likelier(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
 pub(super) const FEW: usize = 64;
 
 /// The `n` largest entries with their ids, largest first.
-pub(super) fn largest(row: &[f32], n: usize) -> Vec<(u32, f32)> {
+pub(crate) fn largest(row: &[f32], n: usize) -> Vec<(u32, f32)> {
     let mut best = Vec::new();
     if n <= FEW {
         few_largest(row, n, &mut best);

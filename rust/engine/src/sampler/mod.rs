@@ -23,7 +23,8 @@ pub use resolve::{ResolvedSampling, check_num_logprobs, dry_breaker_ids};
 
 use crate::EngineError;
 use bad_words::BadWords;
-use math::{BlockSums, FEW, largest, log_sum_exp, position_of};
+pub(crate) use math::largest;
+use math::{BlockSums, FEW, log_sum_exp, position_of};
 use penalties::{Changes, Counts, Dry};
 use truncate::{Truncation, keep_likeliest, keep_of_row};
 

@@ -14,6 +14,7 @@ use crate::{
     EngineError,
     input_batch::InputBatch,
     model_runner::{Greedy, ModelRunner},
+    sampler::largest,
 };
 
 /// The draft model of an engine thread.
@@ -156,19 +157,8 @@ impl Drafter {
         }
         if let Greedy::Logits(logits) = self.runner.greedy_tokens(&wanted, &[], &mut self.tokens)? {
             self.tokens.clear();
-            self.tokens.extend((0..wanted.len()).map(|row| argmax(logits.row(row))));
+            self.tokens.extend((0..wanted.len()).filter_map(|row| largest(logits.row(row), 1).first().map(|(token, _)| *token)));
         }
         Ok(())
     }
-}
-
-/// The place of the largest, of equal ones the first.
-fn argmax(row: &[f32]) -> u32 {
-    let mut best = 0;
-    for (at, value) in row.iter().enumerate() {
-        if *value > row[best] {
-            best = at;
-        }
-    }
-    best as u32
 }
