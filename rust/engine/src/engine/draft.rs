@@ -2,7 +2,7 @@
 
 use device::Backend;
 
-use super::{EngineConfig, ModelSource, load::TextFiles, plan::PlannedDraft};
+use super::{EngineConfig, ModelSource, plan::PlannedDraft, text_files::TextFiles};
 use crate::{
     EngineError, Isq,
     model::{DecoderConfig, ModelFiles},

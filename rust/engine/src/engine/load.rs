@@ -1,12 +1,9 @@
 //! From files to a running engine thread.
 
-use std::{
-    path::Path,
-    sync::{
-        Arc, Mutex, RwLock,
-        atomic::{AtomicBool, AtomicU64},
-        mpsc,
-    },
+use std::sync::{
+    Arc, Mutex, RwLock,
+    atomic::{AtomicBool, AtomicU64},
+    mpsc,
 };
 
 use device::{
@@ -16,27 +13,23 @@ use device::{
     host::{num_physical_cores, trim_heap},
 };
 use paged::{FairnessPolicy, Scheduler, SchedulerConfig};
-use serde_json::json;
 
 use super::{
     Device, EngineConfig, LoadProgress, Loaded, MemoryPlan, ModelSource, Shared, draft, events,
     plan::{PlannedDevices, PlannedModel, device_dtype, plan, plan_workspaces, precision, weight_bytes},
+    text_files::{TextFiles, dialect},
     thread::{Drafter, EngineThread},
     tier,
 };
 use crate::{
-    EmbeddingConfig, EngineError, GenerationConfig, Message, RenderOptions, VisionOptions,
+    EmbeddingConfig, EngineError, VisionOptions,
     calibration::{self, calibrate},
-    chat_template::{ChatTemplate, template_in_dir},
     embedding,
     grammar::GrammarCompiler,
-    keys,
     kv_tier::Swapper,
     lora::{self, Registry},
     model::{DecoderConfig, ModelFiles},
     model_runner::{ModelRunner, RunnerOptions},
-    tokenizer::Tokenizer,
-    tools::Dialect,
     weights::SafetensorsFiles,
 };
 
@@ -133,7 +126,11 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
     let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let draft = draft::open(config, files.config(), &text.tokenizer, &*backend)?;
-    plan(planned_model(&files, draft.as_ref(), &text, config.vision, adapter_bytes(config)?), config, devices)
+    plan(
+        planned_model(&files, draft.as_ref(), text.tokenizer.estimated_bytes(), config.vision, adapter_bytes(config)?),
+        config,
+        devices,
+    )
 }
 
 pub(crate) fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
@@ -155,17 +152,7 @@ pub(crate) fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<
 
 /// Bytes that the weights will take.
 pub(super) fn planned_bytes(files: &ModelFiles, config: &EngineConfig, backend: &dyn Backend) -> Result<u64, EngineError> {
-    let model = PlannedModel {
-        config: files.config(),
-        weights: Some(files.weights()),
-        isq: files.isq(),
-        tokenizer_bytes: 0,
-        encoder_cache_bytes: 0,
-        vision: files.vision(),
-        adapter_bytes: 0,
-        embedding: files.embedding(),
-        draft: None,
-    };
+    let model = planned_model(files, None, 0, None, 0);
     weight_bytes(model, config, PlannedDevices::Own { backend, loaded: 0 })
 }
 
@@ -224,7 +211,7 @@ fn adapter_bytes(config: &EngineConfig) -> Result<u64, EngineError> {
 fn planned_model<'a>(
     files: &'a ModelFiles,
     draft: Option<&'a ModelFiles>,
-    text: &TextFiles,
+    tokenizer_bytes: u64,
     vision: Option<VisionOptions>,
     adapter_bytes: u64,
 ) -> PlannedModel<'a> {
@@ -232,7 +219,7 @@ fn planned_model<'a>(
         config: files.config(),
         weights: Some(files.weights()),
         isq: files.isq(),
-        tokenizer_bytes: text.tokenizer.estimated_bytes(),
+        tokenizer_bytes,
         encoder_cache_bytes: vision.map_or(0, |options| options.cache_bytes()),
         vision: files.vision(),
         adapter_bytes,
@@ -300,10 +287,10 @@ pub fn load_with_backend(
     warn_of_senses(&files);
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let draft = draft::open(config, files.config(), &text.tokenizer, &**backend)?;
-    let adapter_bytes = adapter_bytes(config)?;
+    let (tokenizer_bytes, adapter_bytes) = (text.tokenizer.estimated_bytes(), adapter_bytes(config)?);
     let planned = |loaded| {
         plan(
-            planned_model(&files, draft.as_ref(), &text, config.vision, adapter_bytes),
+            planned_model(&files, draft.as_ref(), tokenizer_bytes, config.vision, adapter_bytes),
             config,
             PlannedDevices::Own { backend: &**backend, loaded },
         )
@@ -317,7 +304,12 @@ pub fn load_with_backend(
         // Of what is really left.
         plan = planned(plan.devices[0].weights + runner.activation_bytes())?;
     }
-    plan_workspaces(planned_model(&files, draft.as_ref(), &text, config.vision, adapter_bytes), config, &**backend, &plan)?;
+    plan_workspaces(
+        planned_model(&files, draft.as_ref(), tokenizer_bytes, config.vision, adapter_bytes),
+        config,
+        &**backend,
+        &plan,
+    )?;
     let cache = &plan.cache;
     // One block more than is promised: the null block.
     let mut drafting = load_draft(draft.as_ref(), config, &plan, backend)?;
@@ -459,76 +451,6 @@ fn request_limits(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, 
     let one_step = if whole_prompts { config.max_num_batched_tokens } else { usize::MAX };
     let given = plan.max_model_len.min(embedding.max_input_len.unwrap_or(usize::MAX)).min(one_step);
     RequestLimits { given, scheduled: given + 1 }
-}
-
-/// What turns requests into tokens and back.
-pub(super) struct TextFiles {
-    pub(super) tokenizer: Tokenizer,
-    chat_template: Option<ChatTemplate>,
-    generation_config: GenerationConfig,
-}
-
-impl TextFiles {
-    /// An explicit template goes before the folder's, which goes before the GGUF file's own.
-    pub(super) fn open(source: &ModelSource, files: &ModelFiles, template: Option<&str>) -> Result<Self, EngineError> {
-        let (mut tokenizer, dir) = match source {
-            // As Meta publishes Llama: with a tokenizer, and without a template.
-            ModelSource::HuggingFace { path, tokenizer_json } if files.metadata().is_some() => {
-                (gguf_tokenizer(files, None, tokenizer_json.as_deref())?, Some(path.as_path()))
-            }
-            ModelSource::Ggml { file, tokenizer_dir, tokenizer_json, .. } => {
-                let dir = tokenizer_dir.as_deref().or_else(|| file.parent());
-                (gguf_tokenizer(files, tokenizer_dir.as_deref(), tokenizer_json.as_deref())?, dir)
-            }
-            ModelSource::HuggingFace { path, tokenizer_json } => {
-                (Tokenizer::from_hf_dir(path, tokenizer_json.as_deref())?, Some(path.as_path()))
-            }
-            ModelSource::Gguf { files: paths, tokenizer_dir, tokenizer_json } => {
-                let dir = tokenizer_dir.as_deref().or_else(|| paths.first().and_then(|p| p.parent()));
-                (gguf_tokenizer(files, tokenizer_dir.as_deref(), tokenizer_json.as_deref())?, dir)
-            }
-        };
-        tokenizer.add_eos_ids(files.config().eos_token_ids.iter().copied());
-        let generation_config = dir.map(GenerationConfig::from_dir).transpose()?.unwrap_or_default();
-        keys::warn_of(&generation_config.unknown_keys, "generation_config.json");
-        tokenizer.add_eos_ids(generation_config.eos_token_ids.iter().copied());
-        let source_text = match template {
-            Some(text) => Some(text.to_owned()),
-            None => match dir.map(template_in_dir).transpose()?.flatten() {
-                Some(text) => Some(text),
-                None => files.metadata().and_then(|m| m.str("tokenizer.chat_template")).map(str::to_owned),
-            },
-        };
-        let special = tokenizer.special_tokens().clone();
-        let chat_template = source_text.map(|text| ChatTemplate::new(&text, special)).transpose()?;
-        Ok(Self { tokenizer, chat_template, generation_config })
-    }
-}
-
-/// How a model writes, by its template: whether that puts the tools that it gets into a prompt, it shows.
-fn dialect(template: &ChatTemplate, tokenizer: &Tokenizer) -> Dialect {
-    let rendered = |extra: serde_json::Map<String, serde_json::Value>| {
-        template
-            .render(&[Message::user("Hello")], &RenderOptions { extra, now: std::time::UNIX_EPOCH, ..RenderOptions::default() })
-    };
-    let function =
-        json!({ "name": "a_function", "description": "It does.", "parameters": { "type": "object", "properties": {} } });
-    let tools = json!([{ "type": "function", "function": function }]);
-    let with_tools = rendered([("tools".to_owned(), tools)].into_iter().collect());
-    let uses_tools = with_tools.is_ok_and(|text| text.contains("a_function"));
-    Dialect::of(template.source(), tokenizer, uses_tools)
-}
-
-fn gguf_tokenizer(files: &ModelFiles, dir: Option<&Path>, json: Option<&Path>) -> Result<Tokenizer, EngineError> {
-    let metadata = files.metadata().ok_or_else(|| EngineError::Internal("a GGUF file without metadata".into()))?;
-    let mut tokenizer = match (dir, json) {
-        (Some(dir), json) => Tokenizer::from_hf_dir(dir, json)?,
-        (None, Some(json)) => Tokenizer::from_file(json)?,
-        (None, None) => return Tokenizer::from_gguf(metadata),
-    };
-    // A tokenizer.json alone does not say which tokens are special to templates; what a folder says goes first.
-    tokenizer.add_gguf_special_tokens(metadata)?;
-    Ok(tokenizer)
 }
 
 pub(super) fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryPlan, backend: &dyn Backend) -> Vec<String> {

@@ -14,6 +14,7 @@ mod sequence;
 mod submit;
 #[cfg(test)]
 mod tests;
+mod text_files;
 mod thread;
 mod tier;
 
