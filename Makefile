@@ -137,19 +137,22 @@ gpu-bundle: wheel gpu-tests ## one folder, build/gpu-bundle, for a machine with 
 	test $$(stat -c %s $(BUNDLE)/wheels/mistral_paged-*.whl) -lt 30000000
 	test $$(du -sm $(BUNDLE) | cut -f 1) -lt 32
 
-.PHONY: lint
-lint: $(VENV)/package $(VENV)/tools kernels ## formatting, clippy, ruff, mypy, stubs, and the rules of docs/architecture.md
+.PHONY: rules
+rules: ## formatting of the Rust sources and the rules of docs/architecture.md: seconds
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
-	$(VENV)/bin/ruff format --check python tests examples benches kernels
-	$(VENV)/bin/ruff check python tests examples benches kernels
-	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m mypy.stubtest mistral_paged --mypy-config-file pyproject.toml --allowlist <(echo 'mistral_paged[.]ray.*') --ignore-unused-allowlist
 	! grep -rnE '\bunsafe\b' rust --include='*.rs' | grep -vE '^rust/device/|#!\[(forbid|deny)\(unsafe_code\)\]|unsafe_op_in_unsafe_fn'
 	! grep -rlE '\bpyo3\b' rust --include='*.rs' --include=Cargo.toml | grep -v '^rust/bindings/'
 	! grep -rnE 'cfg\(.*feature *=' rust --include='*.rs'
 	! grep -rnE 'env::(var|vars)(_os)?\b' rust --include='*.rs'
 	! grep -rE '^.{131,}$$' rust kernels --include='*.rs' --include='*.cu' --include='*.cuh' --include='*.h' --include='*.cpp' | grep -E '^[^:]*: *//'
+
+.PHONY: lint
+lint: $(VENV)/package $(VENV)/tools rules kernels ## rules, clippy, ruff, mypy and stubs
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(VENV)/bin/ruff format --check python tests examples benches kernels
+	$(VENV)/bin/ruff check python tests examples benches kernels
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m mypy.stubtest mistral_paged --mypy-config-file pyproject.toml --allowlist <(echo 'mistral_paged[.]ray.*') --ignore-unused-allowlist
 
 .PHONY: format
 format: $(VENV)/tools ## format the sources

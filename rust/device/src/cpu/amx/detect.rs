@@ -30,8 +30,8 @@ impl Amx {
         })
     }
 
-    /// Whether the instructions compute what they should, of small integers, which both types hold: a virtual machine may say that
-    /// it has some and not have them whole.
+    /// Whether the instructions compute what they should, of small integers, which both types hold: a virtual machine may say
+    /// that it has some and not have them whole.
     fn computes(self) -> bool {
         let bits = |x: i16| if self.fp16 { f16::from_f32(x.into()).to_bits() } else { bf16::from_f32(x.into()).to_bits() };
         let a = |row: usize, col: usize| (row * 7 + col * 3) as i16 % 11 - 5;
