@@ -390,7 +390,7 @@ mod tests {
             dequantize_row(DType::Ggml(format), bytes, &mut row);
             let mean_square = |i: usize| {
                 let block = &values[i / 256 * 256..][..256];
-                block.iter().map(|x| x * x).sum::<f32>() / 256 as f32
+                block.iter().map(|x| x * x).sum::<f32>() / 256.0
             };
             for (i, (a, b)) in row.iter().zip(values).enumerate() {
                 let weight = (mean_square(i) + b * b).sqrt() * importance.map_or(1.0, |of| of[i]);
