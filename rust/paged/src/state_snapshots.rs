@@ -174,10 +174,12 @@ impl StateSnapshots {
             let at = at as u32;
             let is_found = slot.node != NodeId::NONE;
             let is_vacant = !is_found && holders == 0;
-            if slot.num_holders != holders || self.vacant.iter().filter(|vacant| **vacant == at).count() != usize::from(is_vacant) {
+            if slot.num_holders != holders || self.vacant.iter().filter(|vacant| **vacant == at).count() != usize::from(is_vacant)
+            {
                 return Err(format!("snapshot {at} has {holders} holders: {slot:?}"));
             }
-            if is_found != self.order.contains(&(slot.used_at, at)) || (is_found && self.get(slot.node) != Some(SnapshotSlot(at))) {
+            if is_found != self.order.contains(&(slot.used_at, at)) || (is_found && self.get(slot.node) != Some(SnapshotSlot(at)))
+            {
                 return Err(format!("snapshot {at} is out of order: {slot:?}"));
             }
             if is_found && !is_whole(slot.node) {

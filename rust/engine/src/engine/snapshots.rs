@@ -36,12 +36,12 @@ pub fn count(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<&
 pub fn check(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<&EmbeddingConfig>) -> Result<(), EngineError> {
     let name = decoder.architecture;
     if decoder.is_recurrent() && config.kv_tier.is_some() {
-        let text = format!("kv_tier of {name}, whose states it does not keep, would keep nothing that is found again: leave it out");
-        return Err(EngineError::NotSupported(text));
+        let why = "whose states it does not keep, would keep nothing that is found again";
+        return Err(EngineError::NotSupported(format!("kv_tier of {name}, {why}: leave it out")));
     }
     if decoder.is_recurrent() && config.kv_events.is_some() {
-        let text = format!("kv_events of {name} would tell of blocks, which without its states nobody can begin with: leave it out");
-        return Err(EngineError::NotSupported(text));
+        let why = "would tell of blocks, which without its states nobody can begin with";
+        return Err(EngineError::NotSupported(format!("kv_events of {name} {why}: leave it out")));
     }
     let Some(bytes) = config.state_snapshot_bytes.filter(|bytes| *bytes > 0) else { return Ok(()) };
     let asked = bytes >> 20;
@@ -63,9 +63,10 @@ pub fn check(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<&
     let state_bytes = decoder.state_bytes();
     if bytes < state_bytes {
         let least = state_bytes.div_ceil(1 << 20);
+        let megabytes = state_bytes as f64 / (1 << 20) as f64;
         return Err(EngineError::InvalidArgument(format!(
-            "state_snapshot_mb={asked} holds no snapshot of {name}, whose states take {:.1} MB: give {least} or more, or 0 for none",
-            state_bytes as f64 / (1 << 20) as f64
+            "state_snapshot_mb={asked} holds no snapshot of {name}, whose states take {megabytes:.1} MB: give {least} or more, or 0 \
+             for none"
         )));
     }
     Ok(())

@@ -140,8 +140,7 @@ impl KvCacheManager {
         let index = self.pool.index();
         if self.has_states {
             let rest = &tokens[first..first + most];
-            let is_there =
-                |node| self.pool.snapshots().get(node).is_some() && index.begins(node, rest) && self.is_whole(node);
+            let is_there = |node| self.pool.snapshots().get(node).is_some() && index.begins(node, rest) && self.is_whole(node);
             return index.find_longest(parent, rest, is_there);
         }
         let rest = &tokens[first..tokens.len().min(first + self.block_size)];

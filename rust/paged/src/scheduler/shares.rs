@@ -141,7 +141,9 @@ impl Scheduler {
             if *budget == 0 {
                 return;
             }
-            let Some(Request { tokens, blocks, spans, snapshot_places, .. }) = self.requests[self.indices[&row.request_id]].as_mut() else {
+            let Some(Request { tokens, blocks, spans, snapshot_places, .. }) =
+                self.requests[self.indices[&row.request_id]].as_mut()
+            else {
                 continue;
             };
             let from = row.num_computed_tokens + row.num_scheduled_tokens;
