@@ -244,11 +244,11 @@ $(CLIENTS)/bin/python:
 	@echo '== making the virtual environment $(CLIENTS)'
 	$(PYTHON) -m venv $(CLIENTS)
 
-# The versions that were tried are in docs/serving.md.
+# The versions that were tried are in docs/serving.md. pyarrow, which lm-eval reads data with, does not say that it needs NumPy 2.
 $(CLIENTS)/tools: $(CLIENTS)/bin/python
 	@echo '== installing the clients: some 200 packages'
 	$(CLIENTS)/bin/pip install --quiet 'pytest>=8' 'pytest-timeout>=2.3' 'openai>=2' 'anthropic>=0.60' \
-		langchain-openai llama-index-llms-openai-like 'litellm[proxy]' instructor openai-agents 'schemathesis>=4' 'lm-eval[api]>=0.4.13'
+		langchain-openai llama-index-llms-openai-like 'litellm[proxy]' instructor openai-agents 'schemathesis>=4' 'lm-eval[api]>=0.4.13' 'numpy>=2'
 	@touch $@
 
 $(RAY)/package: $(VENV)/package

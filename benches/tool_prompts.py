@@ -73,7 +73,7 @@ def main() -> None:
                 written = {}
             second = is_right(written.get("name"), written.get("arguments"), (name, expected))
             right = [right[0] + first, right[1] + second]
-            said = f"`{call['name']}({call['arguments'][:60]})`"
+            said = f"`{call['name']}({json.dumps(arguments)[:60]})`"
             print(f"| {prompt} | {len(tools)} | {'yes' if first else 'no: ' + said} | {'yes' if second else 'no'} |", flush=True)
     print(f"| right | | {right[0]} of 10 | {right[1]} of 10 |")
 

@@ -14,6 +14,7 @@ BEYOND_A_SCHEMA = {
     "invalid_schema": "likewise",
     "grammar_too_complex": "likewise",
     "images_not_supported": "whether a model sees is its own",
+    "embeddings_not_supported": "likewise, whether it makes embeddings",
     "invalid_messages": "the chat template has rules of its own",
 }
 """By the error's code: why a request of the document's form may be refused."""
@@ -25,7 +26,12 @@ OF_SEVERAL_KEYS = {
     "dry_allowed_length": "needs `dry_multiplier`",
     "dry_base": "needs `dry_multiplier`",
     "dry_sequence_breakers": "needs `dry_multiplier`",
+    "ggml_type": "one of the names that --isq takes",
     "grammar": "its value is of the form that its `type` says",
+    "guided_choice": "one form of an answer alone",
+    "guided_grammar": "one form of an answer alone",
+    "guided_json": "one form of an answer alone",
+    "guided_regex": "one form of an answer alone",
     "logit_bias": "a key is an id of the vocabulary",
     "max_completion_tokens": "the other name of `max_tokens`",
     "min_tokens": "at most `max_tokens`",
@@ -58,6 +64,9 @@ def is_refused_for_no_schema_can_say(response: Any, case: Any) -> bool:
     param = (error.get("param") or "").split(".")[0].split("[")[0]
     # Anthropic's form has no param.
     names = {param, f"{case.path} {param}", error["message"].partition(" ")[0]}
+    # Anthropic's form has no code either.
+    if "takes text only" in error["message"]:
+        return True
     names |= {quoted.split(".")[0] for quoted in re.findall(r"['`]([\w.]+)", error["message"])}
     named = error.get("code") in BEYOND_A_SCHEMA or not names.isdisjoint(OF_SEVERAL_KEYS)
     return named or "maximum context length" in error["message"] or has_a_vanishing_number(case)

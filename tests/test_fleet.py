@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
+from conftest import GOLDEN
 from prometheus_client.parser import text_string_to_metric_families
 from test_server import Server, serving
 
 from mistral_paged import cli
 
 FLEET = Path(__file__).parent.parent / "examples" / "fleet"
+LORA = GOLDEN / "lora"
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +40,38 @@ def test_the_gateway_api_inference_extension_reads_what_it_schedules_by(server: 
     (info,) = families["vllm:cache_config_info"].samples
     assert int(info.labels["block_size"]) == 16
     assert int(info.labels["num_gpu_blocks"]) > 0
+
+
+def lora_requests(server: Server) -> tuple[str, set[str], set[str]]:
+    """As the scraper reads them: the sample with the largest value, whose labels are lists with commas between."""
+    page = server.get("/metrics").body.decode()
+    (family,) = [f for f in text_string_to_metric_families(page) if f.name == "vllm:lora_requests_info"]
+    assert family.type == "gauge"
+    newest = max(family.samples, key=lambda sample: sample.value)
+    assert abs(newest.value - time.time()) < 60
+    running, waiting = (
+        {name for name in newest.labels[f"{of}_lora_adapters"].split(",") if name} for of in ("running", "waiting")
+    )
+    return newest.labels["max_lora"], running, waiting
+
+
+def test_the_gateway_api_inference_extension_reads_where_adapters_are(server: Server) -> None:
+    assert "vllm:lora_requests_info" not in server.get("/metrics").body.decode()
+    modules = [f"{alias}={LORA / name}" for alias, name in (("attn", "llama-attn"), ("layers", "llama-layers"))]
+    with serving("--lora-modules", *modules, "--lora-max-adapters", "5", "--disable-access-log") as adapted:
+        assert lora_requests(adapted) == ("5", {"attn", "layers"}, set())
+        adapted.post("/admin/pause", {})
+        with ThreadPoolExecutor(1) as pool:
+            try:
+                answer = pool.submit(adapted.complete, model="layers", max_tokens=2)
+                until = time.monotonic() + 30
+                while not (seen := lora_requests(adapted))[2] and time.monotonic() < until:
+                    time.sleep(0.01)
+                assert seen == ("5", {"attn", "layers"}, {"layers"})
+            finally:
+                adapted.post("/admin/resume", {})
+            assert answer.result(30).status == 200
+        assert lora_requests(adapted) == ("5", {"attn", "layers"}, set())
 
 
 def test_the_examples_give_flags_that_there_are() -> None:

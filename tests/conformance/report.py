@@ -36,6 +36,9 @@ only the peer has (`/completion`, `/models`) is asked by OpenAI's name. Of a tes
 - *Elsewhere*: about what other tests cover, or what this server has not; not counted.
 """
 
+PARSERS = Path(__file__).with_name("parsers.md")
+"""About the cases of parsers, which are tests in Rust."""
+
 
 def names(cases: Counter[str]) -> str:
     return ", ".join(f"`{test}`" + (f" ({count})" if count > 1 else "") for test, count in cases.items())
@@ -75,7 +78,7 @@ def page() -> str:
             if file.peer == peer:
                 lines += section(file)
         lines.pop()
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n\n" + PARSERS.read_text()
 
 
 if __name__ == "__main__":

@@ -195,7 +195,9 @@ impl OutputEvent {
             {
                 reasoning.push_str(&next_reasoning);
                 text.push_str(&next_text);
-                calls.extend(next_calls);
+                for call in next_calls {
+                    call.join(calls);
+                }
                 logprobs.extend(next_logprobs);
                 token_ids.extend(next_ids);
                 *num_tokens = next_num_tokens;

@@ -53,7 +53,7 @@ pub use importance::Importance;
 pub use isq::Isq;
 pub use kv_events::{KvEventsConfig, KvEventsStats};
 pub use kv_tier::KvTierConfig;
-pub use lora::{AdapterChoice, AdapterInfo, AdapterOptions, AdapterStatus, LoadAdapter};
+pub use lora::{AdapterChoice, AdapterInfo, AdapterOptions, AdapterStatus, AdapterTraffic, LoadAdapter};
 pub use paged::{
     AdmissionPolicy, BlockUse, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, Policies,
     RequestStatus, RequestView, VictimPolicy,

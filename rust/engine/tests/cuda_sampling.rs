@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use common::{
     hugging_face,
-    serving::{exact, greedy, pool_of, request, run_together, start},
+    serving::{exact, greedy, pool_of, prompt, request, run_together, start, stats},
 };
 use device::{
     Backend, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable, Phases, RowSampling, Tensor, TokenSet, WeightView,
     cuda::CudaBackend, mmap::Bytes,
 };
 use engine::{
-    Engine, EngineConfig, FinishReason, GenerationConfig, GenerationRequest, Grammar, ResolvedSampling, Sampler, SamplingParams,
+    Engine, EngineConfig, FinishReason, GenerationConfig, GenerationRequest, Grammar, Proposer, ResolvedSampling, Sampler,
+    SamplingParams, Speculation,
 };
 use kernel_tests::{EmulatedDriver, Order, random::Rng};
 
@@ -204,4 +205,60 @@ fn a_grammar_holds_where_the_device_draws() {
         let bytes = text.as_bytes();
         assert!(reason == FinishReason::Stop && bytes.len() == 7 && bytes[3] == b'-' && b"xyz".contains(&bytes[6]), "{text}");
     }
+}
+
+/// Proposes what comes, and in places what does not, by grammars or by chance.
+#[derive(Debug)]
+struct Known(Vec<Vec<u32>>);
+
+impl Proposer for Known {
+    fn propose(&self, token_ids: &[u32], _: usize, drafts: &mut Vec<u32>) -> usize {
+        if let Some(known) = self.0.iter().find(|known| known.starts_with(token_ids)) {
+            drafts.extend(known[token_ids.len()..].iter().take(3));
+            drafts.extend([token_ids[token_ids.len() - 2], 40].iter().take(token_ids.len() % 3));
+        }
+        0
+    }
+}
+
+/// A mask for each drafted row: where the drafts before are right, what the grammar allows behind them.
+#[test]
+fn grammars_and_drafts_go_together_where_the_device_draws() {
+    let held = |grammar: &str, sampling: SamplingParams| {
+        let grammar = Some(Grammar::Regex(grammar.into()));
+        SamplingParams { grammar, ignore_eos: false, ..sampling }
+    };
+    let drawn = SamplingParams { temperature: Some(1.0), seed: Some(3), ..greedy(40) };
+    let (one, two) = ("((ab|Qcd|[0-3])-){6}", "(red |blue ){2}(red ){5}!");
+    let all = [
+        held(one, drawn.clone()),
+        held(one, SamplingParams { top_k: Some(200), logprobs: Some(2), ..drawn.clone() }),
+        held(two, SamplingParams { logprobs: None, ..greedy(40) }),
+        held(two, SamplingParams { top_p: Some(0.9), ..drawn.clone() }),
+        held(two, SamplingParams { presence_penalty: Some(1.0), ..drawn }),
+    ];
+    let on_device: Arc<dyn Backend> = Arc::new(backend());
+    let answers = |speculation: Option<Speculation>| {
+        let pool = pool_of(1024, 16);
+        let config = EngineConfig { paged_attention: pool, max_num_seqs: 6, max_num_batched_tokens: 96, speculation, ..exact() };
+        let engine = Engine::load_onto(&on_device, &hugging_face("llama"), &config, &|_| {}).unwrap();
+        let request = |(i, sampling): (usize, &SamplingParams)| GenerationRequest {
+            sampling: sampling.clone(),
+            return_token_ids: true,
+            ..request(i, 20 + i, 40)
+        };
+        let streams: Vec<_> = all.iter().enumerate().map(|case| engine.submit(request(case)).unwrap()).collect();
+        let choice = |stream: engine::RequestStream| stream.wait().unwrap().choices.remove(0);
+        let answers: Vec<_> =
+            streams.into_iter().map(choice).map(|choice| (choice.token_ids, choice.text, choice.finish_reason)).collect();
+        (answers, stats(&engine).drafts)
+    };
+    let (expected, none) = answers(None);
+    let known = expected.iter().enumerate().map(|(i, (answer, ..))| [&prompt(i, 20 + i)[..], answer].concat()).collect();
+    let (actual, drafts) = answers(Some(Speculation::always(Arc::new(Known(known)))));
+    assert_eq!(actual, expected);
+    assert!(expected.iter().all(|(.., reason)| *reason == FinishReason::Stop), "{expected:?}");
+    assert_eq!(none.tokens, 0, "forced text is not drafted on a device that draws");
+    let (right, all) = (drafts.accepted, drafts.tokens);
+    assert!(right > 40 && right < all, "{right} of {all} drafts were right");
 }

@@ -6,10 +6,13 @@ mod common;
 
 use std::{collections::HashMap, sync::Arc};
 
-use common::serving::{exact, greedy, pool_of, prompt, request, run_together, start, stats, tokens};
+use common::{
+    hugging_face,
+    serving::{exact, greedy, pool_of, prompt, request, run_together, start, stats, tokens},
+};
 use engine::{
-    CompletionChoice, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, Grammar, GrammarFault, Prompt,
-    PromptLookup, Proposer, SamplingParams, Speculation,
+    CompletionChoice, DraftChoice, DraftModel, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, Grammar,
+    GrammarFault, Prompt, PromptLookup, Proposer, SamplingParams, Speculation,
 };
 use serde_json::{Value, json};
 
@@ -233,6 +236,93 @@ fn drafts_change_no_token_of_a_grammar() {
     for logprobs in [None, Some(0)] {
         assert_eq!(answers(&engine, logprobs), expected);
     }
+}
+
+/// Texts that repeat themselves, so that there is something to look up, with and without a choice at each place.
+fn repetitive() -> Vec<Grammar> {
+    let item = json!({
+        "type": "object",
+        "properties": { "kind": { "enum": ["red", "blue"] }, "on": { "type": "boolean" } },
+        "required": ["kind", "on"],
+        "additionalProperties": false,
+    });
+    vec![
+        Grammar::JsonSchema(json!({ "type": "array", "items": item, "minItems": 5, "maxItems": 6 })),
+        Grammar::Regex("((ab|Qcd|[0-3])-){18}".into()),
+        Grammar::Lark("start: (WORD <|im_start|>){12} \"!\"\nWORD: /[xyz]{2}/\n".into()),
+        Grammar::Choice(["red red red red red blue", "red red red red green"].map(String::from).to_vec()),
+    ]
+}
+
+#[test]
+fn grammars_and_drafts_of_every_kind_give_the_answers_without_drafts() {
+    let ways_to_sample = |seed| [greedy(90), sampled(seed, 90), SamplingParams { top_p: Some(0.9), ..sampled(seed, 90) }];
+    let requests = |logprobs| -> Vec<GenerationRequest> {
+        let mut all = Vec::new();
+        for (i, grammar) in repetitive().into_iter().enumerate() {
+            for params in ways_to_sample(i as u64) {
+                let sampling = SamplingParams { logprobs, ..with(grammar.clone(), params) };
+                let request = GenerationRequest::new(Prompt::TokenIds(prompt(i, 20)), sampling);
+                all.push(GenerationRequest { return_token_ids: true, n_choices: 1 + i % 2, ..request });
+            }
+        }
+        all
+    };
+    let answers = |engine: &Engine, logprobs| -> Vec<String> {
+        let streams: Vec<_> = requests(logprobs).into_iter().map(|request| engine.submit(request).unwrap()).collect();
+        streams.into_iter().map(|stream| format!("{:?}", stream.wait().unwrap().choices)).collect()
+    };
+    let by = |name: &str| {
+        let draft = DraftModel { source: hugging_face(name), architecture: None, in_situ_quant: None };
+        EngineConfig { speculation: Some(Speculation::by_model(DraftChoice::All)), draft: Some(draft), ..exact() }
+    };
+    let lookup = Some(Speculation::always(Arc::new(PromptLookup)));
+    let ways = [
+        ("looked up", EngineConfig { speculation: lookup.clone(), forced_drafts: false, ..exact() }),
+        ("looked up and forced", EngineConfig { speculation: lookup, ..exact() }),
+        ("of the model itself", EngineConfig { forced_drafts: false, ..by("llama") }),
+        ("of another model, and forced", by("qwen3")),
+    ];
+    for logprobs in [None, Some(2)] {
+        let expected = answers(&start("llama", &EngineConfig { forced_drafts: false, ..exact() }), logprobs);
+        for (way, config) in &ways {
+            let engine = start("llama", config);
+            for (got, expected) in answers(&engine, logprobs).iter().zip(&expected) {
+                assert_eq!(got, expected, "drafts {way}");
+            }
+            let drafts = stats(&engine).drafts;
+            // What a model of random weights guesses is hardly ever what a grammar allows.
+            let num_right = if config.draft.is_some() { 1 } else { 50 };
+            let (right, all) = (drafts.accepted, drafts.tokens);
+            assert!(right >= num_right && all > 100, "drafts {way}: {right} of {all} were right");
+        }
+    }
+}
+
+/// Proposes what no grammar here allows.
+#[derive(Debug)]
+struct Invalid(u32);
+
+impl Proposer for Invalid {
+    fn propose(&self, _: &[u32], most: usize, drafts: &mut Vec<u32>) -> usize {
+        drafts.resize(most, self.0);
+        0
+    }
+}
+
+#[test]
+fn drafts_that_a_grammar_refuses_are_not_computed() {
+    let plain = start("llama", &exact());
+    let token = plain.tokenizer().token_to_id("J").unwrap();
+    let speculation = Some(Speculation::always(Arc::new(Invalid(token))));
+    let engine = start("llama", &EngineConfig { speculation, forced_drafts: false, ..exact() });
+    let params = with(Grammar::Regex("[a-d]{12}".into()), greedy(40));
+    let text = |engine: &Engine| ask(engine, 1, params.clone(), 1).remove(0).text;
+    assert_eq!(text(&engine), text(&plain));
+    assert_eq!(stats(&engine).drafts.tokens, 0);
+    // Without the grammar they are.
+    ask(&engine, 1, greedy(5), 1);
+    assert!(stats(&engine).drafts.tokens > 0);
 }
 
 #[test]

@@ -4,13 +4,15 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{
     golden_dir,
-    serving::{exact, start},
+    serving::{exact, start, stats},
 };
 use engine::{
     CallChoice, CompletionChoice, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, Grammar, Message,
-    ModelSource, OutputEvent, Prompt, RenderOptions, SamplingParams, Tool, ToolCall, ToolOptions,
+    ModelSource, OutputEvent, Prompt, Proposer, RenderOptions, SamplingParams, Speculation, Tool, ToolCall, ToolOptions,
 };
 use serde_json::{Value, json};
 
@@ -343,6 +345,45 @@ fn reasoning_ends_at_its_budget() {
                 assert_eq!(choice == CallChoice::Required, !answer.tool_calls.is_empty(), "{model:?} {answer:?}");
             }
         }
+    }
+}
+
+/// Proposes what came behind a prompt of so many tokens.
+#[derive(Debug)]
+struct Known(usize, Vec<u32>);
+
+impl Proposer for Known {
+    fn propose(&self, token_ids: &[u32], _: usize, drafts: &mut Vec<u32>) -> usize {
+        let Self(prompt_len, answer) = self;
+        if let Some(rest) = answer.strip_prefix(&token_ids[*prompt_len..]) {
+            drafts.extend(rest.iter().take(5));
+        }
+        0
+    }
+}
+
+/// Drafts that would be right without the budget go beyond it.
+#[test]
+fn reasoning_ends_at_its_budget_with_drafts() {
+    let template = "{{ tools[0].function.name if tools }}<tool_call>{{ messages[-1].content }}</think>{# #}<think>\n";
+    let ask = |engine: &Engine, thinking_budget, seed| {
+        let options = RenderOptions { thinking_budget, ..RenderOptions::default() };
+        let prompt = Prompt::Chat { messages: vec![Message::user("Hello")], options };
+        let request = GenerationRequest::new(prompt, SamplingParams { max_tokens: Some(40), ..sampled(seed) });
+        let completion = engine.submit(GenerationRequest { return_token_ids: true, ..request }).unwrap().wait().unwrap();
+        (completion.usage.prompt_tokens, completion.choices[0].token_ids.clone(), stats(engine).drafts)
+    };
+    let plain = engine(template);
+    for seed in 0..3 {
+        let (prompt_len, free, _) = ask(&plain, None, seed);
+        let speculation = Some(Speculation::always(Arc::new(Known(prompt_len, free))));
+        let chat_template = Some(template.to_owned());
+        let drafting = start("llama", &EngineConfig { chat_template, speculation, ..exact() });
+        for limit in [0, 1, 2, 7, 12] {
+            let (expected, drafted) = (ask(&plain, Some(limit), seed), ask(&drafting, Some(limit), seed));
+            assert_eq!(drafted.1, expected.1, "a budget of {limit}, seed {seed}");
+        }
+        assert!(ask(&drafting, Some(12), seed).2.accepted > 10);
     }
 }
 

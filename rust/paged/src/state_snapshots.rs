@@ -80,21 +80,21 @@ impl StateSnapshots {
             self.touch(slot);
             return None;
         }
-        let slot = match self.vacant.pop() {
-            Some(slot) => slot,
-            None => {
-                let slot = self.order.iter().map(|(_, slot)| *slot).find(|slot| self.slots[*slot as usize].num_holders == 0)?;
-                self.unlink(slot);
-                self.evicted += 1;
-                slot
-            }
-        };
+        let slot = self.vacant.pop().or_else(|| self.evict())?;
         self.taken += 1;
         self.clock += 1;
         self.slots[slot as usize] = Slot { node, used_at: self.clock, num_holders: 0 };
         self.order.insert((self.clock, slot));
         self.by_node.insert(node, slot);
         Some(SnapshotSlot(slot))
+    }
+
+    /// Takes the slot of the least recently used snapshot that nobody is about to read.
+    fn evict(&mut self) -> Option<u32> {
+        let slot = self.order.iter().map(|(_, slot)| *slot).find(|slot| self.slots[*slot as usize].num_holders == 0)?;
+        self.unlink(slot);
+        self.evicted += 1;
+        Some(slot)
     }
 
     /// A request will begin with a snapshot: it stays where it is until the request lets go.

@@ -1,8 +1,10 @@
 //! Prometheus metrics, under vLLM's names, so that its dashboards and the Gateway API inference extension work, and the mirror's.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use engine::{Engine, GenerationRequest, KvCacheStats, KvEventsStats, MissReason, OutputEvent, STEP_TOKENS, StepTokens};
+use engine::{
+    AdapterTraffic, Engine, GenerationRequest, KvCacheStats, KvEventsStats, MissReason, OutputEvent, STEP_TOKENS, StepTokens,
+};
 use prometheus::{
     Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
     TextEncoder, core::Metric as _, proto,
@@ -347,6 +349,7 @@ impl Metrics {
         steps: &StepTokens,
         block_bytes: u64,
         kv_events: Option<&KvEventsStats>,
+        adapters: Option<&AdapterTraffic>,
     ) -> Result<String> {
         let pool = &self.pool;
         if let Some(stats) = kv_events {
@@ -383,6 +386,7 @@ impl Metrics {
         let mut page = Vec::new();
         let mut families = self.registry.gather();
         families.push(self.step_tokens(steps));
+        families.extend(adapters.map(|adapters| self.lora_requests(adapters)));
         TextEncoder::new().encode(&families, &mut page)?;
         Ok(String::from_utf8_lossy(&page).into_owned())
     }
@@ -399,19 +403,47 @@ impl Metrics {
         histogram.set_bucket(STEP_TOKENS.iter().zip(&steps.cumulative).map(bucket).collect());
         histogram.set_sample_count(steps.steps);
         histogram.set_sample_sum(steps.tokens as f64);
+        let mut metric = proto::Metric::default();
+        metric.set_histogram(histogram);
+        let help = "Tokens of a step, of prompts and answers together.";
+        self.family(("vllm:iteration_tokens_total", help, proto::MetricType::HISTOGRAM), &[], metric)
+    }
+
+    /// The one sample of the moment: routers take the newest, and labels that change would leave older ones behind.
+    fn lora_requests(&self, adapters: &AdapterTraffic) -> proto::MetricFamily {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut gauge = proto::Gauge::default();
+        gauge.set_value(now.as_secs_f64());
+        let mut metric = proto::Metric::default();
+        metric.set_gauge(gauge);
+        let labels = [
+            ("max_lora", adapters.max_adapters.to_string()),
+            ("running_lora_adapters", adapters.loaded.join(",")),
+            ("waiting_lora_adapters", adapters.waiting.join(",")),
+        ];
+        let help = "When this was so, in seconds since 1970: adapters that are loaded, and those that requests wait for.";
+        self.family(("vllm:lora_requests_info", help, proto::MetricType::GAUGE), &labels, metric)
+    }
+
+    /// A family of one sample, by its name, help and type.
+    fn family(
+        &self,
+        (name, help, kind): (&str, &str, proto::MetricType),
+        labels: &[(&str, String)],
+        mut metric: proto::Metric,
+    ) -> proto::MetricFamily {
         let label = |(name, value): (&str, &str)| {
             let mut label = proto::LabelPair::default();
             label.set_name(name.to_owned());
             label.set_value(value.to_owned());
             label
         };
-        let mut metric = proto::Metric::default();
-        metric.set_label([("engine", "0"), ("model_name", &self.model)].into_iter().map(label).collect());
-        metric.set_histogram(histogram);
+        let own = labels.iter().map(|(name, value)| (*name, value.as_str()));
+        metric.set_label([("engine", "0"), ("model_name", &self.model)].into_iter().chain(own).map(label).collect());
         let mut family = proto::MetricFamily::default();
-        family.set_name("vllm:iteration_tokens_total".to_owned());
-        family.set_help("Tokens of a step, of prompts and answers together.".to_owned());
-        family.set_field_type(proto::MetricType::HISTOGRAM);
+        family.set_name(name.to_owned());
+        family.set_help(help.to_owned());
+        family.set_field_type(kind);
         family.set_metric(vec![metric]);
         family
     }

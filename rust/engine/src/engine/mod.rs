@@ -40,10 +40,10 @@ pub(crate) use load::open_files;
 pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
-    AdapterChoice, AdapterInfo, AdapterStatus, EmbeddingConfig, EngineError, EventSink, GenerationConfig, GenerationRequest,
-    LoadAdapter, Message, RenderOptions, RequestStream, ResolvedSampling, SamplingParams, chat_template::ChatTemplate,
-    completion::CompletionCollector, grammar::GrammarCompiler, kv_tier::FlushOnDrop, lora::Registry, tokenizer::Tokenizer,
-    tools::Dialect, vision::VisionConfig,
+    AdapterChoice, AdapterInfo, AdapterStatus, AdapterTraffic, EmbeddingConfig, EngineError, EventSink, GenerationConfig,
+    GenerationRequest, LoadAdapter, Message, RenderOptions, RequestStream, ResolvedSampling, SamplingParams,
+    chat_template::ChatTemplate, completion::CompletionCollector, grammar::GrammarCompiler, kv_tier::FlushOnDrop, lora::Registry,
+    tokenizer::Tokenizer, tools::Dialect, vision::VisionConfig,
 };
 use output::WaitingTokens;
 pub use sequence::{Continuation, Sequence};
@@ -249,6 +249,11 @@ impl Engine {
     /// [`EngineError::Adapter`]: the model was loaded without.
     pub fn adapter_status(&self) -> Result<AdapterStatus, EngineError> {
         self.shared.adapters().map(Registry::status)
+    }
+
+    /// Which adapters there are, and which are waited for; `None` where the model was loaded without.
+    pub fn adapter_traffic(&self) -> Option<AdapterTraffic> {
+        self.shared.adapters.as_deref().map(Registry::traffic)
     }
 
     /// The generation that a request with this choice would run with.

@@ -21,6 +21,7 @@ use crate::{
     EngineError, FinishReason, OutputEvent, OutputKind, PromptLogprob, TokenLogprobs, TopLogprob, Usage,
     event_sink::Outbox,
     grammar::Constraint,
+    lora::Generation,
     output_text::OutputText,
     sampler::{Sampled, Sampler},
     tokenizer::Tokenizer,
@@ -126,18 +127,27 @@ impl AllowedTokens {
 pub struct WaitingTokens {
     total: Arc<AtomicUsize>,
     num_tokens: AtomicUsize,
+    adapter: Option<Arc<Generation>>,
 }
 
 impl WaitingTokens {
-    /// Adds to those that wait already.
-    pub fn add(total: &Arc<AtomicUsize>, num_tokens: usize) -> Self {
+    /// Adds to those that wait already, and to the requests that wait for this adapter.
+    pub fn add(total: &Arc<AtomicUsize>, num_tokens: usize, adapter: Option<Arc<Generation>>) -> Self {
         total.fetch_add(num_tokens, Ordering::Relaxed);
-        Self { total: Arc::clone(total), num_tokens: AtomicUsize::new(num_tokens) }
+        let adapter = adapter.filter(|_| num_tokens > 0);
+        if let Some(adapter) = &adapter {
+            adapter.num_waiting.fetch_add(1, Ordering::Relaxed);
+        }
+        Self { total: Arc::clone(total), num_tokens: AtomicUsize::new(num_tokens), adapter }
     }
 
     /// They are being computed, or nobody waits for them any more.
     pub fn end(&self) {
-        self.total.fetch_sub(self.num_tokens.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        let num_tokens = self.num_tokens.swap(0, Ordering::Relaxed);
+        self.total.fetch_sub(num_tokens, Ordering::Relaxed);
+        if let Some(adapter) = self.adapter.as_ref().filter(|_| num_tokens > 0) {
+            adapter.num_waiting.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -368,16 +378,23 @@ impl ActiveRequest {
         self.choices[index].constraint.as_ref().map_or(Ok(()), |constraint| lock(constraint).take_allowed(token_id))
     }
 
-    /// The tokens that a choice's grammar allows next; `None` without a grammar, or behind its end.
-    pub fn grammar_mask(&self, index: usize) -> Result<Option<TokenSet>, EngineError> {
-        let Some(constraint) = &self.choices[index].constraint else { return Ok(None) };
+    /// The tokens that a choice's grammar allows next and behind each of its drafts, see [`Constraint::masks`]; none without a
+    /// grammar, or behind its end.
+    pub fn grammar_masks(&self, index: usize, drafts: &[u32]) -> Result<Vec<TokenSet>, EngineError> {
+        let Some(constraint) = &self.choices[index].constraint else { return Ok(Vec::new()) };
         let mut constraint = lock(constraint);
-        if constraint.has_ended() { Ok(None) } else { constraint.mask().map(|mask| Some(mask.to_set())) }
+        if constraint.has_ended() { Ok(Vec::new()) } else { constraint.masks(drafts) }
     }
 
     /// Appends the tokens that a choice's grammar leaves no choice about, behind its last; see [`Constraint::forced`].
     pub fn forced_tokens(&self, index: usize, last: Option<u32>, tokens: &mut Vec<u32>) -> Result<(), EngineError> {
         self.choices[index].constraint.as_ref().map_or(Ok(()), |constraint| lock(constraint).forced(last, tokens))
+    }
+
+    /// How many of these drafts a choice's grammar allows; all without one.
+    pub fn num_allowed(&self, index: usize, drafts: &[u32]) -> Result<usize, EngineError> {
+        let constraint = self.choices[index].constraint.as_ref();
+        constraint.map_or(Ok(drafts.len()), |constraint| lock(constraint).num_allowed(drafts))
     }
 
     /// Whether nothing may come any more, by a choice's grammar.
@@ -390,7 +407,7 @@ impl ActiveRequest {
         choices.all(|index| lock(&self.choices[index].sampler).is_greedy())
     }
 
-    /// See [`Sampler::row_sampling`]; `ahead` as in [`Self::sample`], and `grammar_mask` is [`Self::grammar_mask`].
+    /// See [`Sampler::row_sampling`]; `ahead` as in [`Self::sample`], and `grammar_mask` is its row's of [`Self::grammar_masks`].
     pub fn row_sampling<'a>(
         &'a self,
         index: usize,
@@ -402,6 +419,15 @@ impl ActiveRequest {
         let grammar_mask = || grammar_mask.map(TokenSet::mask);
         let mask = self.forced(index, ahead).or_else(grammar_mask).or_else(|| self.mask(index, ahead));
         sampler.row_sampling(choice.output_token_ids.len() + ahead, mask)
+    }
+
+    /// How many drafts of a choice may be computed until its reasoning may have to be ended: which token then comes is not told
+    /// before the reasoning is read.
+    pub fn num_before_close(&self, index: usize) -> usize {
+        let choice = &self.choices[index];
+        let may_reason = choice.num_forced.is_none() && choice.reader.as_ref().is_some_and(Reader::may_reason);
+        let budget = self.submitted.allowed.thinking.as_ref().filter(|_| may_reason);
+        budget.map_or(usize::MAX, |budget| budget.limit.saturating_sub(choice.num_reasoning_tokens + 1))
     }
 
     /// Which tokens may come `ahead` places behind a choice's next one; `None`: all.

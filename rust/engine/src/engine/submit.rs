@@ -104,7 +104,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     .of(prompt, source.as_ref());
     let cancel = Arc::new(AtomicBool::new(false));
     let prompt_token_ids: Arc<[u32]> = prompt_token_ids.into();
-    let waiting = Arc::new(WaitingTokens::add(&shared.waiting_tokens, prompt_token_ids.len()));
+    let waiting = Arc::new(WaitingTokens::add(&shared.waiting_tokens, prompt_token_ids.len(), origin.adapter.clone()));
     let adapter_generation = origin.adapter.as_ref().map(|generation| generation.id.clone());
     let submitted = SubmittedRequest {
         number,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::TokenMask;
+use device::{TokenMask, TokenSet};
 use llguidance::Matcher;
 
 use super::forced::Spellings;
@@ -74,6 +74,41 @@ impl Constraint {
             .map_err(|why| failed(&why))?
             .into();
         Ok(TokenMask::new(&self.mask, self.vocab_size)?)
+    }
+
+    /// How many of `drafts` may come, one behind the other; none behind the end.
+    pub fn num_allowed(&mut self, drafts: &[u32]) -> Result<usize, EngineError> {
+        if self.ended_after.is_some() {
+            return Ok(0);
+        }
+        let matcher = &mut self.matcher;
+        caught_quietly(|| matcher.validate_tokens(drafts).map_err(|error| error.to_string()))
+            .and_then(|result| result)
+            .map_err(|why| failed(&why))
+    }
+
+    /// The tokens that may come next, and behind each of `drafts` as far as these may come: at least one set, and one more than
+    /// there are drafts at most. Not behind the end.
+    ///
+    /// The errors of [`Self::mask`], of the first.
+    pub fn masks(&mut self, drafts: &[u32]) -> Result<Vec<TokenSet>, EngineError> {
+        let first = self.mask()?.to_set();
+        if drafts.first().is_none_or(|draft| !first.mask().allows(*draft)) {
+            return Ok(vec![first]);
+        }
+        let mut masks = vec![first];
+        let mut ahead = Self::new(self.matcher.clone(), &self.spellings, self.may_have_specials, self.vocab_size);
+        for draft in drafts {
+            // Where a mask fails, so does the draw of its token, should the drafts before it be right.
+            match ahead.take(*draft) {
+                Ok(true) if !ahead.has_ended() => match ahead.mask() {
+                    Ok(mask) => masks.push(mask.to_set()),
+                    Err(_) => break,
+                },
+                _ => break,
+            }
+        }
+        Ok(masks)
     }
 
     /// Whether nothing may come behind so many tokens.

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use crate::EngineError;
 
 pub(crate) use builder::AdapterBuilder;
-pub use registry::{AdapterInfo, AdapterStatus, LoadAdapter};
+pub use registry::{AdapterInfo, AdapterStatus, AdapterTraffic, LoadAdapter};
 pub(crate) use registry::{Generation, Registry};
 pub(crate) use sites::{Recorder, Sites};
 

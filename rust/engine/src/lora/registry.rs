@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use device::{Adapter, mmap::Bytes};
@@ -19,6 +22,8 @@ pub(crate) struct Generation {
     /// The BLAKE3 of its files, in hexadecimal.
     pub(crate) id: String,
     pub(crate) adapter: Arc<Adapter>,
+    /// Requests with it of whose prompts no step had tokens.
+    pub(crate) num_waiting: AtomicUsize,
     rank: usize,
     bytes: u64,
 }
@@ -57,6 +62,17 @@ pub struct AdapterStatus {
     pub bytes: u64,
     /// At most.
     pub max_bytes: u64,
+}
+
+/// Adapters by alias, for whoever sends requests where their adapters are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterTraffic {
+    /// Aliases at most.
+    pub max_adapters: usize,
+    /// Aliases that are loaded, in order. All of them can be in one step.
+    pub loaded: Vec<String>,
+    /// Those of them that a request waits for, of whose prompt no step had tokens.
+    pub waiting: Vec<String>,
 }
 
 /// How an adapter is loaded.
@@ -240,6 +256,17 @@ impl Registry {
         locked(&self.state).aliases.iter().map(|(alias, entry)| entry.info(alias)).collect()
     }
 
+    pub(crate) fn traffic(&self) -> AdapterTraffic {
+        let state = locked(&self.state);
+        let is_waited_for = |entry: &Entry| entry.generation.num_waiting.load(Ordering::Relaxed) > 0;
+        let waiting = state.aliases.iter().filter(|(_, entry)| is_waited_for(entry));
+        AdapterTraffic {
+            max_adapters: self.options.max_adapters,
+            loaded: state.aliases.keys().cloned().collect(),
+            waiting: waiting.map(|(alias, _)| alias.clone()).collect(),
+        }
+    }
+
     pub(crate) fn status(&self) -> AdapterStatus {
         let mut state = locked(&self.state);
         let AdapterOptions { max_adapters, max_rank, max_bytes, .. } = self.options;
@@ -292,7 +319,8 @@ fn read(builder: AdapterBuilder<'_>, source: &Path, max_bytes: u64) -> Result<Ge
     };
     let (adapter, rank) = built.finish()?;
     let bytes = adapter.bytes();
-    Ok(Generation { id: hasher.finalize().to_hex().to_string(), adapter: Arc::new(adapter), rank, bytes })
+    let id = hasher.finalize().to_hex().to_string();
+    Ok(Generation { id, adapter: Arc::new(adapter), num_waiting: AtomicUsize::new(0), rank, bytes })
 }
 
 /// Bytes that an adapter will keep.

@@ -138,7 +138,8 @@ impl Speculator {
     }
 
     /// Tells the scheduler the drafts of the next step, of `answered`. `num_rows`: the step will have so many rows without
-    /// drafts, all of answers; `None`: it has some of prompts.
+    /// drafts, all of answers; `None`: it has some of prompts. `num_allowed`: how many of these drafts
+    /// may be computed.
     ///
     /// # Errors
     /// The proposer's panic; it is asked no more.
@@ -147,6 +148,7 @@ impl Speculator {
         scheduler: &mut Scheduler,
         answered: &mut [Answered],
         num_rows: Option<usize>,
+        num_allowed: impl Fn(RequestId, &[u32]) -> usize,
     ) -> Result<(), String> {
         if self.policy.is_some() && num_rows.is_none() {
             for Answered { id, .. } in &*answered {
@@ -173,9 +175,11 @@ impl Speculator {
                 }
                 drafts.truncate(most);
             }
-            let num_valid = drafts.iter().take_while(|token| (**token as usize) < self.vocab_size).count();
-            self.drafts.extend_from_slice(&drafts[..num_valid]);
-            self.lengths.push(num_valid);
+            let is_token = |token: &&u32| (**token as usize) < self.vocab_size;
+            drafts.truncate(drafts.iter().take_while(is_token).count());
+            drafts.truncate(num_allowed(*id, drafts));
+            self.drafts.extend_from_slice(drafts);
+            self.lengths.push(drafts.len());
         }
         self.choose(answered, num_rows.unwrap_or(answered.len()));
         let mut start = 0;

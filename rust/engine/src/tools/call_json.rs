@@ -30,8 +30,10 @@ pub(super) struct CallJson {
     place: Place,
     key: String,
     value: JsonValue,
-    /// The value of a key that is not the arguments'.
+    /// A value that is held until it is complete: of a key that is not the arguments', or arguments in quotes.
     other: String,
+    /// The arguments are a text, which may have an object in it.
+    is_quoted: bool,
     /// The name, once it is known.
     pub name: Option<String>,
     /// Arguments that have come and were not taken.
@@ -47,6 +49,7 @@ impl CallJson {
             key: String::new(),
             value: JsonValue::default(),
             other: String::new(),
+            is_quoted: false,
             name: None,
             arguments: String::new(),
             has_arguments: false,
@@ -77,6 +80,7 @@ impl CallJson {
                 self.value = JsonValue::default();
                 self.other.clear();
                 self.has_arguments |= self.is_arguments();
+                self.is_quoted = self.is_arguments() && character == '"';
                 return self.value_character(character);
             }
             Place::InValue => return self.value_character(character),
@@ -86,13 +90,26 @@ impl CallJson {
         Step::More
     }
 
+    /// The answer has ended within the call: what is held of its arguments is what there is of them.
+    pub fn finish(&mut self) {
+        if self.is_quoted {
+            self.arguments.push_str(&self.other);
+        }
+    }
+
     fn value_character(&mut self, character: char) -> Step {
         let is_part = self.value.push(character);
         if is_part {
-            if self.is_arguments() { self.arguments.push(character) } else { self.other.push(character) }
+            if self.is_arguments() && !self.is_quoted { self.arguments.push(character) } else { self.other.push(character) }
         }
         if !self.value.is_complete() {
             return Step::More;
+        }
+        if self.is_quoted {
+            let text = serde_json::from_str::<String>(&self.other).unwrap_or_default();
+            let is_object = serde_json::from_str::<serde_json::Map<_, _>>(&text).is_ok();
+            self.arguments.push_str(if is_object { text.trim() } else { &self.other });
+            self.is_quoted = false;
         }
         if self.key == "name" {
             match serde_json::from_str(&self.other) {

@@ -311,7 +311,7 @@ pub(crate) struct Thinking {
     pub close: &'static str,
 }
 
-const THINKING: [Thinking; 4] = [
+pub(crate) const THINKING: [Thinking; 4] = [
     Thinking { open: "<think>", close: "</think>" },
     Thinking { open: "[THINK]", close: "[/THINK]" },
     Thinking { open: "<seed:think>", close: "</seed:think>" },

@@ -276,7 +276,7 @@ impl HarmonyReader {
 
     fn more_arguments(&self, arguments: String, out: &mut Parts) {
         if !arguments.is_empty() {
-            out.calls.push(ToolCallDelta { index: self.num_calls - 1, arguments, ..ToolCallDelta::default() });
+            ToolCallDelta { index: self.num_calls - 1, arguments, ..ToolCallDelta::default() }.join(&mut out.calls);
         }
     }
 

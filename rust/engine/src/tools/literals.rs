@@ -411,7 +411,7 @@ fn push_text(text: &str, json: &mut String) {
 }
 
 /// A character of a JSON string. The mark of a special token that is out of place is none.
-fn push_character(character: char, json: &mut String) {
+pub(super) fn push_character(character: char, json: &mut String) {
     match character {
         MARK => {}
         '"' | '\\' => json.extend(['\\', character]),

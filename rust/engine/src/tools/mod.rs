@@ -113,6 +113,15 @@ pub struct ToolCallDelta {
 }
 
 impl ToolCallDelta {
+    /// Appends it to other parts: what goes on with the last of them becomes one with it, for clients take the parts of one
+    /// message by their index.
+    pub fn join(self, parts: &mut Vec<Self>) {
+        match parts.last_mut() {
+            Some(last) if last.index == self.index && self.id.is_none() => last.arguments.push_str(&self.arguments),
+            _ => parts.push(self),
+        }
+    }
+
     /// Puts parts of calls together.
     pub fn collect(self, calls: &mut Vec<ToolCall>) {
         while calls.len() <= self.index {

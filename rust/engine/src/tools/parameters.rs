@@ -6,9 +6,19 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Tool, formats::Parameters};
+use super::{
+    Tool,
+    call_json::Step,
+    formats::Parameters,
+    literals::push_character,
+    reader::{end_of, is_name},
+};
 
-/// Reads the name and the arguments of a call, and writes these as a JSON object.
+/// Schemas within schemas that are looked at.
+const MAX_DEPTH: usize = 16;
+
+/// Reads the name and the arguments of a call, and writes these as a JSON object: texts by the character, other values when they
+/// are complete.
 #[derive(Clone, Debug)]
 pub(super) struct ParametersReader {
     after_name: String,
@@ -32,6 +42,10 @@ enum Place {
     Next,
     Key,
     Value,
+    /// In a text; has any of it come?
+    Text {
+        is_begun: bool,
+    },
 }
 
 impl ParametersReader {
@@ -61,37 +75,11 @@ impl ParametersReader {
         self.name.clone()
     }
 
-    /// Takes a character, and appends what it makes known of the arguments; true at the end.
-    pub fn push(&mut self, character: char, arguments: &mut String) -> bool {
+    /// Takes a character, and appends what it makes known of the arguments.
+    pub fn push(&mut self, character: char, arguments: &mut String) -> Step {
         self.held.push(character);
         match self.place {
-            Place::Name => {
-                // The name ends at a line's end where nothing else is said.
-                let is_line = self.after_name.is_empty() && character == '\n';
-                let is_next = self.held.ends_with(&self.before_key);
-                let is_over = self.held.ends_with(&self.close);
-                let end = if is_line {
-                    1
-                } else if !self.after_name.is_empty() && self.held.ends_with(&self.after_name) {
-                    self.after_name.len()
-                } else if is_next {
-                    self.before_key.len()
-                } else if is_over {
-                    self.close.len()
-                } else {
-                    return false;
-                };
-                let name = self.held[..self.held.len() - end].trim().to_owned();
-                if name.is_empty() && is_line {
-                    return false;
-                }
-                self.name = Some(name);
-                self.place = if is_next { Place::Key } else { Place::Next };
-                self.held.clear();
-                if is_over && !is_line {
-                    return true;
-                }
-            }
+            Place::Name => return self.name_character(character),
             Place::Next => {
                 if self.held.ends_with(&self.before_key) {
                     self.place = Place::Key;
@@ -100,15 +88,15 @@ impl ParametersReader {
                     if self.num_arguments > 0 {
                         arguments.push('}');
                     }
-                    return true;
+                    return Step::Complete;
                 }
             }
             Place::Key => {
                 if self.held.ends_with(&self.before_value) {
                     let key = self.held[..self.held.len() - self.before_value.len()].trim();
                     self.key = key.strip_suffix(self.after_key.as_str()).unwrap_or(key).trim().to_owned();
-                    self.place = Place::Value;
                     self.held.clear();
+                    self.begin_value(arguments);
                 }
             }
             Place::Value => {
@@ -119,26 +107,144 @@ impl ParametersReader {
                     self.held.clear();
                 }
             }
+            Place::Text { is_begun } => self.text(is_begun, arguments),
         }
-        false
+        Step::More
+    }
+
+    /// The answer has ended within the call: a text that has begun is what there is of it.
+    pub fn finish(&mut self, arguments: &mut String) {
+        if let Place::Text { .. } = self.place {
+            self.held.drain(..).for_each(|character| push_character(character, arguments));
+        }
+    }
+
+    fn name_character(&mut self, character: char) -> Step {
+        // The name ends at a line's end where nothing else is said.
+        let is_line = self.after_name.is_empty() && character == '\n';
+        let is_next = self.held.ends_with(&self.before_key);
+        let is_over = self.held.ends_with(&self.close);
+        let end = if is_line {
+            1
+        } else if !self.after_name.is_empty() && self.held.ends_with(&self.after_name) {
+            self.after_name.len()
+        } else if is_next {
+            self.before_key.len()
+        } else if is_over {
+            self.close.len()
+        } else {
+            return Step::More;
+        };
+        let name = self.held[..self.held.len() - end].trim().to_owned();
+        if name.is_empty() && is_line {
+            return Step::More;
+        }
+        if !is_name(&name) {
+            return Step::Malformed;
+        }
+        self.name = Some(name);
+        self.place = if is_next { Place::Key } else { Place::Next };
+        self.held.clear();
+        if is_over && !is_line { Step::Complete } else { Step::More }
+    }
+
+    fn begin_value(&mut self, arguments: &mut String) {
+        self.place = Place::Value;
+        if self.schema().is_some_and(|(schema, _)| schema["type"] == "string") {
+            self.write_key(arguments);
+            arguments.push('"');
+            self.place = Place::Text { is_begun: false };
+        }
+    }
+
+    /// Gives out what has come of a text, but for what may be its end. A line break at either end is none of it.
+    fn text(&mut self, is_begun: bool, arguments: &mut String) {
+        if !is_begun {
+            self.place = Place::Text { is_begun: true };
+            if self.held == "\n" {
+                self.held.clear();
+                return;
+            }
+        }
+        let is_over = self.held.ends_with(&self.after_value);
+        let len = if is_over {
+            let text = &self.held[..self.held.len() - self.after_value.len()];
+            text.strip_suffix('\n').unwrap_or(text).len()
+        } else {
+            let broken = format!("\n{}", self.after_value);
+            end_of(&self.held, &broken).min(end_of(&self.held, &self.after_value))
+        };
+        self.held[..len].chars().for_each(|character| push_character(character, arguments));
+        self.held.drain(..len);
+        if is_over {
+            arguments.push('"');
+            self.held.clear();
+            self.place = Place::Next;
+        }
+    }
+
+    fn write_key(&mut self, arguments: &mut String) {
+        arguments.push_str(if self.num_arguments == 0 { "{" } else { ", " });
+        self.num_arguments += 1;
+        arguments.push_str(&Value::from(self.key.as_str()).to_string());
+        arguments.push_str(": ");
     }
 
     fn write(&mut self, value: &str, arguments: &mut String) {
         let value = value.strip_prefix('\n').unwrap_or(value);
         let value = value.strip_suffix('\n').unwrap_or(value);
-        arguments.push_str(if self.num_arguments == 0 { "{" } else { ", " });
-        self.num_arguments += 1;
-        arguments.push_str(&Value::from(self.key.as_str()).to_string());
-        arguments.push_str(": ");
+        self.write_key(arguments);
+        // By the schema; where that says nothing, what is JSON is JSON.
+        let is_json = |json: &Value| self.schema().is_none_or(|(schema, root)| may_be(schema, root, json, MAX_DEPTH));
         match serde_json::from_str::<Value>(value) {
-            // By the schema; where that says nothing, what is JSON is JSON.
-            Ok(_) if !self.is_string() => arguments.push_str(value.trim()),
-            _ => arguments.push_str(&Value::from(value).to_string()),
+            Ok(json) if is_json(&json) => arguments.push_str(value.trim()),
+            _ => {
+                arguments.push('"');
+                value.chars().for_each(|character| push_character(character, arguments));
+                arguments.push('"');
+            }
         }
     }
 
-    fn is_string(&self) -> bool {
-        let tool = self.tools.iter().find(|tool| self.name.as_deref() == Some(&tool.name));
-        tool.is_some_and(|tool| tool.parameters["properties"][&self.key]["type"] == "string")
+    /// What the argument may be, and the schema of all of them.
+    fn schema(&self) -> Option<(&Value, &Value)> {
+        let tool = self.tools.iter().find(|tool| self.name.as_deref() == Some(&tool.name))?;
+        Some((tool.parameters["properties"].get(&self.key)?, &tool.parameters))
     }
+}
+
+/// Whether a value is of a type that a schema allows; of what is not known here, any is.
+fn may_be(schema: &Value, root: &Value, value: &Value, depth: usize) -> bool {
+    let Some(depth) = depth.checked_sub(1) else { return true };
+    let Value::Object(schema) = schema else { return *schema != Value::Bool(false) };
+    let all = |key: &str| schema.get(key).and_then(Value::as_array);
+    let of_branch = |branch: &Value| may_be(branch, root, value, depth);
+    let target = schema.get("$ref").and_then(Value::as_str).and_then(|at| root.pointer(at.strip_prefix('#')?));
+    target.is_none_or(of_branch)
+        && schema.get("type").is_none_or(|kind| match kind {
+            Value::String(kind) => is_of(value, kind),
+            Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).any(|kind| is_of(value, kind)),
+            _ => true,
+        })
+        && all("enum").is_none_or(|values| values.iter().any(|other| is_alike(value, other)))
+        && schema.get("const").is_none_or(|other| is_alike(value, other))
+        && all("allOf").is_none_or(|branches| branches.iter().all(of_branch))
+        && ["anyOf", "oneOf"].into_iter().filter_map(all).all(|branches| branches.iter().any(of_branch))
+}
+
+fn is_of(value: &Value, kind: &str) -> bool {
+    match kind {
+        "string" => value.is_string(),
+        "number" | "integer" => value.is_number(),
+        "boolean" => value.is_boolean(),
+        "null" => value.is_null(),
+        "array" => value.is_array(),
+        "object" => value.is_object(),
+        _ => true,
+    }
+}
+
+/// Whether two values are of one type.
+fn is_alike(value: &Value, other: &Value) -> bool {
+    std::mem::discriminant(value) == std::mem::discriminant(other)
 }

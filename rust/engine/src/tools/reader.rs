@@ -66,6 +66,14 @@ impl Reader {
         }
     }
 
+    /// Whether reasoning goes on, or may begin.
+    pub fn may_reason(&self) -> bool {
+        match self {
+            Self::Marked(reader) => matches!(reader.mode, Mode::Start | Mode::Reasoning),
+            Self::Harmony(_) => true,
+        }
+    }
+
     /// Takes the next part of the answer.
     pub fn push(&mut self, text: &str, out: &mut Parts) {
         match self {
@@ -141,6 +149,8 @@ impl Call {
     fn push(&mut self, character: char, arguments: &mut String) -> Taken {
         let mut taken = Taken::default();
         match &mut self.body {
+            // A special token that is out of place is its spelling.
+            CallBody::Json(_) | CallBody::Arguments(_) if character == MARK => {}
             CallBody::Json(json) => {
                 taken = Taken::of(&json.push(character));
                 if !self.is_open {
@@ -152,9 +162,16 @@ impl Call {
             }
             CallBody::Name(so_far, end) => {
                 so_far.push(character);
-                if let Some(name) = so_far.strip_suffix(end.as_str()) {
-                    taken.name = Some(name.trim().to_owned());
-                    self.body = CallBody::Arguments(JsonValue::default());
+                let named = so_far.strip_suffix(end.as_str());
+                // What stands before the arguments may be missing.
+                if let Some(name) = named.or_else(|| so_far.strip_suffix('{')).map(str::trim) {
+                    taken.is_malformed = !is_name(name);
+                    taken.name = Some(name.to_owned()).filter(|_| !taken.is_malformed);
+                    let mut value = JsonValue::default();
+                    if character == '{' && !taken.is_malformed && value.push(character) {
+                        arguments.push(character);
+                    }
+                    self.body = CallBody::Arguments(value);
                 }
             }
             CallBody::Arguments(value) => {
@@ -168,7 +185,7 @@ impl Call {
                 }
             }
             CallBody::Parameters(parameters) => {
-                taken.is_complete = parameters.push(character, arguments);
+                taken = Taken::of(&parameters.push(character, arguments));
                 taken.name = parameters.name();
             }
             CallBody::Literals(literals) => {
@@ -178,6 +195,18 @@ impl Call {
         }
         self.has_arguments |= !arguments.is_empty();
         taken
+    }
+
+    /// The answer has ended within it: appends what was held of the arguments.
+    fn finish(&mut self, arguments: &mut String) {
+        match &mut self.body {
+            CallBody::Json(json) => {
+                json.finish();
+                arguments.push_str(&json.arguments);
+            }
+            CallBody::Parameters(parameters) => parameters.finish(arguments),
+            CallBody::Name(..) | CallBody::Arguments(_) | CallBody::Literals(_) => {}
+        }
     }
 }
 
@@ -192,6 +221,8 @@ pub(crate) struct MarkedReader {
     begun: String,
     /// Whitespace behind text: given out with what follows, dropped before a call.
     spaces: String,
+    /// The marker that has begun the reasoning in the prompt may come again.
+    may_begin_again: bool,
     has_text: bool,
     num_calls: usize,
     num_closed: usize,
@@ -201,7 +232,8 @@ impl MarkedReader {
     fn new(reading: Reading) -> Self {
         let mode = if reading.thinks { Mode::Reasoning } else { Mode::Start };
         let (held, begun, spaces) = (String::new(), String::new(), String::new());
-        Self { reading, mode, held, begun, spaces, has_text: false, num_calls: 0, num_closed: 0 }
+        let may_begin_again = reading.thinks;
+        Self { reading, mode, held, begun, spaces, may_begin_again, has_text: false, num_calls: 0, num_closed: 0 }
     }
 
     fn format(&self) -> &'static Format {
@@ -229,8 +261,15 @@ impl MarkedReader {
         match std::mem::replace(&mut self.mode, Mode::Text) {
             Mode::Reasoning => out.reasoning.push_str(&held.replace(MARK, "")),
             // A call that was cut off: its arguments are what there is of them.
+            Mode::Call(mut call) if call.is_open => {
+                let mut delta = ToolCallDelta { index: self.num_calls, ..ToolCallDelta::default() };
+                call.finish(&mut delta.arguments);
+                if !delta.arguments.is_empty() {
+                    delta.join(&mut out.calls);
+                }
+            }
             // Likewise what there is of one behind others.
-            Mode::Call(call) if call.is_open || self.num_calls > 0 => {}
+            Mode::Call(_) if self.num_calls > 0 => {}
             Mode::Text if self.num_calls > 0 && self.marked(self.format().trigger()).starts_with(held.as_str()) => {}
             Mode::Call(call) => {
                 let text = self.taken_before_call() + &call.raw + &held;
@@ -283,7 +322,7 @@ impl MarkedReader {
     fn advance(&mut self, out: &mut Parts, at_end: bool) -> bool {
         match &mut self.mode {
             Mode::Start => self.start(at_end),
-            Mode::Reasoning => self.reasoning(out),
+            Mode::Reasoning => self.reasoning(out, at_end),
             Mode::Text => self.find_call(out),
             Mode::Between => self.between(out, at_end),
             Mode::Call(_) => self.call(out),
@@ -333,7 +372,17 @@ impl MarkedReader {
         }
     }
 
-    fn reasoning(&mut self, out: &mut Parts) -> bool {
+    fn reasoning(&mut self, out: &mut Parts, at_end: bool) -> bool {
+        if self.may_begin_again {
+            let open = self.thinking().map_or(String::new(), |thinking| self.reading.marked(thinking.open));
+            let rest = self.held.trim_start();
+            if let Some(rest) = rest.strip_prefix(&open) {
+                self.held = rest.to_owned();
+            } else if open.starts_with(rest) && !at_end {
+                return false;
+            }
+            self.may_begin_again = false;
+        }
         let close = self.thinking().map_or(String::new(), |thinking| self.marked(thinking.close));
         let found = find(&self.held, &close);
         let (given, rest) = match found {
@@ -451,7 +500,7 @@ impl MarkedReader {
         }
         let is_open = call.is_open;
         if delta.id.is_some() || !delta.arguments.is_empty() {
-            out.calls.push(delta);
+            delta.join(&mut out.calls);
         }
         self.held.drain(..end);
         if last.is_complete {
@@ -511,9 +560,18 @@ pub(super) fn find(text: &str, marker: &str) -> Found {
     if let Some(at) = text.find(marker) {
         return Found::At(at);
     }
+    Found::Perhaps(end_of(text, marker))
+}
+
+/// Where the end of a text begins that may be the beginning of a marker.
+pub(super) fn end_of(text: &str, marker: &str) -> usize {
     let starts = text.char_indices().map(|(at, _)| at).rev().take(marker.len());
-    let longest = starts.filter(|at| marker.starts_with(&text[*at..])).last();
-    Found::Perhaps(longest.unwrap_or(text.len()))
+    starts.filter(|at| marker.starts_with(&text[*at..])).last().unwrap_or(text.len())
+}
+
+/// Whether a function can be called so.
+pub(super) fn is_name(text: &str) -> bool {
+    !text.is_empty() && !text.contains(|c: char| c == MARK || c.is_whitespace() || "<>[](){}\"',".contains(c))
 }
 
 #[cfg(test)]

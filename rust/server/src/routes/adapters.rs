@@ -7,7 +7,7 @@ use bytes::Bytes;
 use engine::{AdapterInfo, EngineError, LoadAdapter};
 use openai::ApiError;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{
@@ -70,9 +70,15 @@ fn root(app: &App, caller: &Caller) -> Result<PathBuf, ApiError> {
     })
 }
 
-pub fn parsed<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, ApiError> {
-    serde_json::from_slice(body)
-        .map_err(|error| ApiError::invalid("invalid_body", None, format!("the body is not as it must be: {error}")))
+/// A body's keys; those that are null are not there.
+pub fn parsed<T: DeserializeOwned>(body: &Bytes) -> Result<T, ApiError> {
+    let value = serde_json::from_slice::<Value>(body).and_then(|mut value| {
+        if let Value::Object(keys) = &mut value {
+            keys.retain(|_, value| !value.is_null());
+        }
+        serde_json::from_value(value)
+    });
+    value.map_err(|error| ApiError::invalid("invalid_body", None, format!("the body is not as it must be: {error}")))
 }
 
 /// Loads an adapter.

@@ -29,7 +29,11 @@ pub async fn create(
     app.check_model(model.as_deref())?;
     let (engine, dimensions) = (app.engine.clone(), request.dimensions);
     let requests = tokio::task::spawn_blocking(move || engine.embedding_requests(request)).await;
-    let requests = requests.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?.map_err(of_engine)?;
+    let requests = requests.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?;
+    let requests = requests.map_err(|error| match app.engine.embedding() {
+        Some(_) => of_engine(error),
+        None => ApiError::invalid("embeddings_not_supported", None, error.to_string()),
+    })?;
     let generation = Generation { model, requests, delivery: Delivery::default(), user, grammar_param: None };
     let completions = collect(&app, start(&app, &caller, generation).await?).await?;
     let prompt_tokens = completions.iter().map(|completion| completion.usage.prompt_tokens).sum();

@@ -87,7 +87,13 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Failure> {
     let stats = stats.map_err(|panic| internal(format!("a defect: {panic}")))??;
     let page = app
         .metrics
-        .page(&stats, &app.engine.step_tokens(), app.engine.block_bytes(), app.engine.kv_events().as_ref())
+        .page(
+            &stats,
+            &app.engine.step_tokens(),
+            app.engine.block_bytes(),
+            app.engine.kv_events().as_ref(),
+            app.engine.adapter_traffic().as_ref(),
+        )
         .map_err(|error| internal(error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response())
 }

@@ -22,6 +22,12 @@ pub(super) fn add_forced(request: &ActiveRequest, choice: usize, last: Option<u3
     }
 }
 
+/// How many of these drafts of a choice its grammar allows.
+pub(super) fn allowed_drafts(request: &ActiveRequest, choice: usize, drafts: &[u32]) -> usize {
+    // Likewise.
+    caught(|| request.num_allowed(choice, drafts)).ok().and_then(Result::ok).unwrap_or_default()
+}
+
 /// How many tokens of a request go on to it, and why it ends behind them, if it does.
 #[derive(Clone, Debug)]
 pub(super) struct Held {

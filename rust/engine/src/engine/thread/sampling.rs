@@ -341,24 +341,22 @@ impl Chunk<'_> {
                 }
             }
         } else {
-            // A device draws once: what a grammar allows must be known before.
-            let grammar_masks: Vec<Option<TokenSet>> = if samples {
-                let mask = |wanted: &Wanted| {
-                    let request = requests.get(&wanted.request_number)?;
-                    caught(|| request.grammar_mask(wanted.choices.start)).ok()?.ok()?
-                };
-                chunk.iter().filter(wants_tokens).map(mask).collect()
-            } else {
-                vec![None; chunk.iter().filter(wants_tokens).count()]
+            // A device draws all rows at once: what a grammar allows in each must be known before.
+            let masks_of = |wanted: &Wanted| {
+                let request = requests.get(&wanted.request_number).filter(|request| samples && request.is_constrained());
+                let drafts = &drafts[wanted.drafts.clone()];
+                let masks = request.map(|request| caught(|| request.grammar_masks(wanted.choices.start, drafts)));
+                masks.and_then(|masks| masks.ok()?.ok()).unwrap_or_default()
             };
-            let asked = chunk.iter().filter(wants_tokens).zip(&grammar_masks).flat_map(|(wanted, grammar_mask)| {
-                let request = requests.get(&wanted.request_number).filter(|request| {
-                    // Should the mask have failed, the draw from logits tells why.
-                    let is_known = grammar_mask.is_some() || !request.is_constrained();
-                    samples && wanted.choices.len() == 1 && is_known
-                });
-                let mask = grammar_mask.as_ref();
-                (0..wanted.rows.len()).map(move |ahead| request?.row_sampling(wanted.choices.start, ahead, mask))
+            let grammar_masks: Vec<Vec<TokenSet>> = chunk.iter().filter(wants_tokens).map(masks_of).collect();
+            let asked = chunk.iter().filter(wants_tokens).zip(&grammar_masks).flat_map(|(wanted, masks)| {
+                let request = requests.get(&wanted.request_number).filter(|_| samples && wanted.choices.len() == 1);
+                (0..wanted.rows.len()).map(move |ahead| {
+                    let (request, mask) = (request?, masks.get(ahead));
+                    // Should a mask have failed, the draw from logits tells why.
+                    let is_known = mask.is_some() || !request.is_constrained();
+                    is_known.then(|| request.row_sampling(wanted.choices.start, ahead, mask)).flatten()
+                })
             });
             let (sampling, num_top): (Vec<_>, Vec<_>) = asked.map(Option::unzip).unzip();
             runner.sample(rows, &sampling, num_top.into_iter().flatten().max().unwrap_or(0))?

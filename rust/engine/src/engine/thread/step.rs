@@ -5,7 +5,12 @@ use std::{sync::Arc, time::Instant};
 use device::AdapterRows;
 use paged::{RequestId, SchedulerOutput, StuckReport};
 
-use super::{ActiveChoice, EngineThread, HeldImages, constrained::add_forced, sampling::Wanted, ticks};
+use super::{
+    ActiveChoice, EngineThread, HeldImages,
+    constrained::{add_forced, allowed_drafts},
+    sampling::Wanted,
+    ticks,
+};
 use crate::{
     EngineError, FinishReason, OutputKind,
     engine::output::{ActiveRequest, End},
@@ -74,23 +79,20 @@ impl EngineThread {
     /// Asks for drafts for the requests that are being answered: what a grammar forces, else what the proposer says.
     fn propose(&mut self) {
         let Some(speculator) = &mut self.speculator else { return };
-        let forces = speculator.forces() && self.requests.values().any(ActiveRequest::is_constrained);
+        // Whether forced text pays where a device samples was not measured.
+        let may_force = speculator.forces() && !self.runner.samples();
+        let forces = may_force && self.requests.values().any(ActiveRequest::is_constrained);
         if !forces && !speculator.proposes() {
             return;
         }
         let (scheduler, active, requests) = (&self.scheduler, &mut self.active, &self.requests);
-        // A device that samples draws all rows of a request at once, and what a grammar allows in one depends on those before.
-        let samples = self.runner.samples();
-        let is_held =
-            |active: &ActiveChoice| samples && requests.get(&active.request_number).is_some_and(ActiveRequest::is_constrained);
         let mut has_prompts = scheduler.num_waiting() > 0;
         let answered = scheduler.running_requests().filter_map(|id| {
             let num_tokens = scheduler.token_ids(id).len();
             let is_next = scheduler.num_computed_tokens(id).is_some_and(|(computed, _)| computed + 1 == num_tokens);
             has_prompts |= !is_next;
             // The first tokens of several choices come from one row.
-            let active =
-                active.get(&id).filter(|active| !active.leads && active.output == OutputKind::Tokens && !is_held(active))?;
+            let active = active.get(&id).filter(|active| !active.leads && active.output == OutputKind::Tokens)?;
             let is_answered = is_next || num_tokens > scheduler.num_prompt_tokens(id);
             is_answered.then_some(Answered { id, history: active.drafts, forced: Vec::new() })
         });
@@ -107,7 +109,16 @@ impl EngineThread {
             drafter.forced.extend(answered.iter().filter(|answered| !answered.forced.is_empty()).map(|answered| answered.id));
         }
         let num_rows = (!has_prompts).then(|| self.scheduler.num_running());
-        if let Err(why) = speculator.propose(&mut self.scheduler, &mut answered, num_rows) {
+        // Those of a draft model are not known yet.
+        let are_known = self.drafter.is_none();
+        let num_allowed = |id, drafts: &[u32]| {
+            let active = active.get(&id);
+            let request = active.and_then(|active| Some((requests.get(&active.request_number)?, active.choice)));
+            let Some((request, choice)) = request else { return drafts.len() };
+            let drafts = &drafts[..drafts.len().min(request.num_before_close(choice))];
+            if are_known { allowed_drafts(request, choice, drafts) } else { drafts.len() }
+        };
+        if let Err(why) = speculator.propose(&mut self.scheduler, &mut answered, num_rows, num_allowed) {
             tracing::error!("no more drafts are proposed: {why}");
         }
         for Answered { id, history, .. } in answered {

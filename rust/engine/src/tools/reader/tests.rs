@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use cases::Case as Ported;
 use proptest::prelude::*;
+use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::json;
 
 use super::{
     super::{
         Tool, ToolCall,
-        formats::{Dialect, FORMATS, Thinking},
+        formats::{Dialect, FORMATS, THINKING, Thinking},
     },
     *,
 };
@@ -39,7 +40,31 @@ const MARKERS: [&str; 16] = [
 
 fn tools() -> Arc<[Tool]> {
     let city = json!({ "type": "object", "properties": { "city": { "type": "string" }, "zip": { "type": "string" } } });
-    [Tool { name: "weather".into(), description: None, parameters: city, strict: false }].into()
+    let code = json!({ "type": "object", "properties": { "code": { "type": "string" } } });
+    let nothing = json!({ "type": "null" });
+    let typed = json!({
+        "type": "object",
+        "$defs": { "text": { "type": "string" } },
+        "properties": {
+            "count": { "type": "integer" },
+            "ratio": { "type": "number" },
+            "on": { "type": "boolean" },
+            "text": { "type": "string" },
+            "shape": { "type": "object" },
+            "maybe_count": { "anyOf": [{ "type": "integer" }, nothing] },
+            "maybe_text": { "anyOf": [{ "type": "string" }, nothing] },
+            "maybe_list": { "anyOf": [{ "type": "array" }, nothing] },
+            "text_or_null": { "type": ["null", "string"] },
+            "union": { "type": ["object", "string"] },
+            "unit": { "enum": ["C", "F"] },
+            "size": { "enum": ["1", "2"] },
+            "referred": { "$ref": "#/$defs/text" },
+            "any": {},
+        },
+    });
+    [("weather", city), ("python", code), ("typed", typed)]
+        .map(|(name, parameters)| Tool { name: name.into(), description: None, parameters, strict: false })
+        .into()
 }
 
 fn reading(name: &str) -> Reading {
@@ -207,6 +232,66 @@ fn assert_that_it_is_read(reading: &Reading, answer: &str, case: &Ported) {
     }
     let characters: Vec<String> = answer.chars().map(String::from).collect();
     assert_eq!(read(reading, characters.iter().map(String::as_str)), expected, "by characters: {case:?}");
+    for seed in 0..16 {
+        assert_eq!(read(reading, random_parts(answer, seed)), expected, "in random parts, {seed}: {case:?}");
+    }
+}
+
+/// A text in parts of up to 12 characters, other ones for each seed.
+fn random_parts(text: &str, seed: u64) -> Vec<&str> {
+    let mut random = StdRng::seed_from_u64(seed);
+    let (mut parts, mut rest) = (Vec::new(), text);
+    while !rest.is_empty() {
+        let len = random.random_range(1..=12);
+        let at = rest.char_indices().nth(len).map_or(rest.len(), |(at, _)| at);
+        let (part, behind) = rest.split_at(at);
+        parts.push(part);
+        rest = behind;
+    }
+    parts
+}
+
+#[test]
+fn reasoning_that_other_engines_are_tried_with_is_read() {
+    for format in ["hermes", "mistral-args", "seed-oss", "gemma4", "deepseek-v3.1"] {
+        for thinking in &THINKING {
+            for case in cases::reasoning::CASES {
+                let of = |text: &str| text.replace('<', "\u{1}").replace('>', thinking.close).replace('\u{1}', thinking.open);
+                let dialect = Dialect { format: reading(format).dialect.format, thinking: Some(thinking), markers: Vec::new() };
+                let reading = Reading { dialect: Arc::new(dialect), thinks: case.thinks, ..reading(format) };
+                let answer = of(case.answer);
+                let expected = (of(case.reasoning), of(case.text), Vec::new(), false);
+                let characters: Vec<String> = answer.chars().map(String::from).collect();
+                assert_eq!(read(&reading, [&*answer]), expected, "{format}: {answer:?}");
+                assert_eq!(
+                    read(&reading, characters.iter().map(String::as_str)),
+                    expected,
+                    "{format}, by characters: {answer:?}"
+                );
+                for seed in 0..8 {
+                    assert_eq!(read(&reading, random_parts(&answer, seed)), expected, "{format}, in random parts: {answer:?}");
+                }
+            }
+        }
+    }
+}
+
+/// A text of which little is known when it ends would be no stream.
+#[test]
+fn texts_of_arguments_stream() {
+    for (format, head) in [
+        ("qwen3-coder", "<tool_call>\n<function=python>\n<parameter=code>\n"),
+        ("glm4.5", "<tool_call>python\n<arg_key>code</arg_key>\n<arg_value>"),
+        ("seed-oss", "<seed:tool_call>\n<function=python>\n<parameter=code>"),
+    ] {
+        let mut reader = Reader::new(reading(format));
+        reader.push(head, &mut Parts::default());
+        for line in 0..20 {
+            let mut out = Parts::default();
+            reader.push(&format!("print({line})\n"), &mut out);
+            assert!(!out.calls.is_empty(), "{format}: line {line} is held");
+        }
+    }
 }
 
 #[test]
@@ -280,8 +365,11 @@ fn every_format_has_cases() {
         let is_here = CASES.iter().any(|(name, ..)| *name == format.name);
         assert!(is_here || cases::all().any(|case| case.format == format.name), "{}", format.name);
     }
-    for format in ["harmony", "pythonic", "gemma4", "functiongemma", "phi4-mini-functools", "granite3.1", "llama3-json"] {
-        assert!(cases::all().filter(|case| case.format == format).count() >= 10, "{format}");
+    // Those that are written as another of them.
+    let alike = ["generic", "granite3", "phi4-mini", "llama4-json", "seed-oss"];
+    for format in FORMATS.iter().filter(|format| !alike.contains(&format.name)) {
+        let num_cases = cases::all().filter(|case| case.format == format.name).count();
+        assert!(num_cases >= 7, "{}: {num_cases}", format.name);
     }
 }
 

@@ -1,5 +1,11 @@
 //! Answers that other engines' parsers are tried with, and what is in them; where we read another thing, it says so.
 
+mod deepseek;
+mod hermes;
+mod mistral;
+mod parameters;
+pub mod reasoning;
+
 /// An answer and its parts.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
@@ -127,6 +133,25 @@ const HARMONY: &[Case] = &[
     harmony("Hello, no channel").text("Hello, no channel"),
     harmony("to be <|or").text("to be <|or"),
     harmony("<|channel|>final").text(""),
+    // SGLang's `test_harmony_parser.py` and `test_gptoss_detector.py`: a word between two calls is text, which SGLang
+    // drops. An answer goes on behind no call, so that there is no such word.
+    harmony("<|channel|>analysis<|message|>I need it<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>{\"x\":1}<|call|>commentary<|channel|>commentary to=functions.g<|message|>{\"x\":2}<|call|>comment<|channel|>analysis<|message|>No answer<|end|><|start|>assistant<|channel|>final<|message|>I cannot.<|return|>")
+        .reasoning("I need it\nNo answer")
+        .text("commentary\ncomment\nI cannot.")
+        .calls(&[("f", "{\"x\":1}"), ("g", "{\"x\":2}")]),
+    harmony("I look. <|start|>assistant<|channel|>commentary to=functions.f<|constrain|>json<|message|>{\"x\":1}<|call|><|start|>assistant<|channel|>commentary to=functions.g<|constrain|>json<|message|>{}<|call|>")
+        .text("I look. ")
+        .calls(&[("f", "{\"x\":1}"), ("g", "{}")]),
+    // Text that is in no message is text too, with a line break before each further one.
+    harmony("One <|channel|>analysis<|message|>why<|end|> two <|start|>assistant<|channel|>final<|message|>three<|return|>")
+        .reasoning("why")
+        .text("One \n two \nthree"),
+    // What the model takes for a result that it has got is its own thought; for SGLang it is text.
+    harmony("<|start|>functions.weather to=assistant<|message|>{\"sunny\": true}<|end|>").reasoning("{\"sunny\": true}"),
+    harmony("<|channel|>analysis<|message|><|end|>"),
+    harmony("all is said <|ret").text("all is said <|ret"),
+    // Without its tokens it is text; SGLang looks for the names of channels in it.
+    harmony("analysisI think so.assistantfinalYes.").text("analysisI think so.assistantfinalYes."),
 ];
 
 /// vLLM's `test_pythonic_tool_parser.py` and `test_llama4_pythonic_tool_parser.py`.
@@ -200,6 +225,19 @@ const GEMMA4: &[Case] = &[
         .calls(&[("get_weather", "{\"location\": \"Paris\"}")]),
     gemma4("<|tool_call>call:Edit{file_path:<|\"|>src/env.py<|\"|>,replace_all:false}<tool_call|>")
         .calls(&[("Edit", "{\"file_path\": \"src/env.py\", \"replace_all\": false}")]),
+    // llama.cpp's `test-chat.cpp`.
+    gemma4("<|tool_call>call:f{a:-7,b:1.5e10,c:[],d:{},e:{t:<|\"|>dark<|\"|>,n:3}}<tool_call|>")
+        .calls(&[("f", "{\"a\": -7, \"b\": 1.5e10, \"c\": [], \"d\": {}, \"e\": {\"t\": \"dark\", \"n\": 3}}")]),
+    // Its line break is some of the marker, which llama.cpp does without.
+    gemma4("<|channel>thought<channel|>At once.").text("<|channel>thought<channel|>At once."),
+    gemma4("<|channel>thought\nWhy?<channel|><|tool_call>call:f{x:1}<tool_call|>").reasoning("Why?").calls(&[("f", "{\"x\": 1}")]),
+    // A marker that is out of place is text, as it is spelled; llama.cpp drops it.
+    gemma4("<|channel>thought\n<channel|>So.<channel|>").text("So.<channel|>"),
+    gemma4("<|channel>thought\n<channel|>So.<|channel>thought\n<channel|>").text("So.<|channel>thought\n<channel|>"),
+    // SGLang's `test_gemma4_detector_string_delimiters.py`: the marker that opens a text is missing. The grammar has it; a value
+    // ends at a comma, and a marker at its end is some of it, while SGLang looks ahead for it.
+    gemma4("<|tool_call>call:f{query:[<|\"|>a<|\"|>,b]}<tool_call|>").calls(&[("f", "{\"query\": [\"a\", \"b\"]}")]),
+    gemma4("<|tool_call>call:f{query:snow in Oslo<|\"|>}<tool_call|>").calls(&[("f", "{\"query\": \"snow in Oslo<|\\\"|>\"}")]),
     gemma4("<|channel>thought\nWhy?<channel|>Because.").reasoning("Why?").text("Because."),
     gemma4("<|channel>thought\n<channel|>\n<|tool_call>call:f{}<tool_call|>").calls(&[("f", "{}")]),
     gemma4("<|channel>thought\nA <|tool_call>call:f{}<tool_call|>").reasoning("A <|tool_call>call:f{}<tool_call|>"),
@@ -299,22 +337,20 @@ const LLAMA: &[Case] = &[
     llama3("{\"name\": \"searchTool\", \"parameters\": {\"query\": \"test\"}} I used {searchTool} for this.")
         .text("I used {searchTool} for this.")
         .calls(&[("searchTool", "{\"query\": \"test\"}")]),
+    // SGLang's `test_llama32_detector.py`: there is one call, which begins the answer, where SGLang takes several, anywhere.
+    llama3("I look. <|python_tag|>{\"name\": \"f\", \"arguments\": {}}").text("I look. <|python_tag|>{\"name\": \"f\", \"arguments\": {}}"),
+    llama3("<|python_tag|>{\"name\": \"f\", \"arguments\": {\"x\": 1}};{\"name\": \"g\", \"arguments\": {}}")
+        .text(";{\"name\": \"g\", \"arguments\": {}}")
+        .calls(&[("f", "{\"x\": 1}")]),
     llama4("<|python_start|>{\"name\": \"a\", \"parameters\": {\"x\": 1}}<|python_end|>").calls(&[("a", "{\"x\": 1}")]),
     llama4("{\"name\": \"a\", \"parameters\": {}}").calls(&[("a", "{}")]),
     llama4("<|python_start|>{\"name\": \"a\", \"parameters\": {}}<|python_end").calls(&[("a", "{}")]).text("<|python_end"),
     llama4("Text <|python_start|>{}").text("Text <|python_start|>{}"),
 ];
 
-/// llama.cpp's `test-chat.cpp`.
-const SEED: &[Case] = &[
-    case("seed-oss", "<seed:tool_call>\n<function=special_function>\n<parameter=arg1>\n42\n</parameter>\n</function>\n</seed:tool_call>")
-        .calls(&[("special_function", "{\"arg1\": 42}")]),
-    case("seed-oss", "<seed:tool_call>\n<function=process_data>\n<parameter=input>test</parameter>\n<parameter=format>json</parameter>\n</function>\n</seed:tool_call>")
-        .calls(&[("process_data", "{\"input\": \"test\", \"format\": \"json\"}")]),
-    case("seed-oss", "Hello, world!").text("Hello, world!"),
-];
-
 /// All of them.
 pub fn all() -> impl Iterator<Item = &'static Case> {
-    [HARMONY, PYTHONIC, GEMMA4, FUNCTIONGEMMA, FUNCTOOLS, GRANITE, LLAMA, SEED].into_iter().flatten()
+    let here = [HARMONY, PYTHONIC, GEMMA4, FUNCTIONGEMMA, FUNCTOOLS, GRANITE, LLAMA];
+    let others = [hermes::CASES, mistral::CASES, deepseek::CASES, parameters::QWEN, parameters::GLM, parameters::SEED];
+    here.into_iter().chain(others).flatten()
 }

@@ -1,0 +1,64 @@
+//! Calls as JSON between `<tool_call>` and `</tool_call>`: vLLM's `test_hermes_tool_parser.py`, `test_granite4_tool_parser.py`
+//! and `test_format_conformance.py`, SGLang's `test_hermes_detector.py`, `test_qwen25_detector.py`,
+//! `test_zero_argument_tool_call.py` and `test_malformed_tool_call_payloads.py`, llama.cpp's `test-chat.cpp`.
+
+use super::{Case, case};
+
+const fn hermes(answer: &'static str) -> Case {
+    case("hermes", answer)
+}
+
+pub const CASES: &[Case] = &[
+    hermes("There is nothing to be called here.").text("There is nothing to be called here."),
+    hermes("<tool_call>\n{\"name\": \"submit\", \"arguments\": {\"done\": true}}\n</tool_call>").calls(&[("submit", "{\"done\": true}")]),
+    hermes("<tool_call>{\"name\": \"temperature\",\"arguments\": {\"place\":\"Bergen, Norway\", \"unit\": \"celsius\"}}</tool_call>")
+        .calls(&[("temperature", "{\"place\":\"Bergen, Norway\", \"unit\": \"celsius\"}")]),
+    hermes("Sure, I look it up.<tool_call>{\"name\": \"temperature\", \"arguments\": {\"place\": \"Bonn\"}}</tool_call>")
+        .text("Sure, I look it up.")
+        .calls(&[("temperature", "{\"place\": \"Bonn\"}")]),
+    // The spaces before a call are no text; SGLang leaves them out too, vLLM does not.
+    hermes("I look it up. \n\n<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>").text("I look it up.").calls(&[("f", "{}")]),
+    hermes("<tool_call>{\"name\": \"find\", \"arguments\": {\"q\": \"owls\"}}</tool_call><tool_call>{\"name\": \"find\", \"arguments\": {\"q\": \"elks\"}}</tool_call>")
+        .calls(&[("find", "{\"q\": \"owls\"}"), ("find", "{\"q\": \"elks\"}")]),
+    // The end of the answer closes a call.
+    hermes("<tool_call>\n{\"name\": \"submit\", \"arguments\": {\"done\": true}}").calls(&[("submit", "{\"done\": true}")]),
+    // A brace is missing: vLLM gives the text, and here the call is one that was cut off.
+    hermes("<tool_call>\n{\"name\": \"submit\", \"arguments\": {\"done\": true}").calls(&[("submit", "{\"done\": true}")]).cut(),
+    hermes("<tool_call>\n{\"name\": \"submit\", \"arguments\": {\"done\":").calls(&[("submit", "{\"done\":")]).cut(),
+    hermes("<tool_call>\n  {\"name\": \"f\", \"arguments\": {\"x\": 2}}  \n</tool_call>").calls(&[("f", "{\"x\": 2}")]),
+    // Without arguments, and another call behind it.
+    hermes("<tool_call>\n{\"name\": \"clock\"}\n</tool_call>\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 2}}\n</tool_call>")
+        .calls(&[("clock", "{}"), ("f", "{\"x\": 2}")]),
+    // Arguments that the model has put into a text come out of it once.
+    hermes("<tool_call>\n{\"name\": \"setting\", \"arguments\": \"{\\\"key\\\": \\\"max_size\\\"}\"}\n</tool_call>")
+        .calls(&[("setting", "{\"key\": \"max_size\"}")]),
+    hermes("<tool_call>{\"arguments\": \"{\\\"s\\\": \\\"a \\\\\\\"b\\\\\\\" \\\\u00e9\\\"}\", \"name\": \"f\"}</tool_call>")
+        .calls(&[("f", "{\"s\": \"a \\\"b\\\" \\u00e9\"}")]),
+    // Only an object does; any other text is one, which is JSON at least.
+    hermes("<tool_call>{\"name\": \"f\", \"arguments\": \"go\"}</tool_call>").calls(&[("f", "\"go\"")]),
+    hermes("<tool_call>{\"name\": \"f\", \"arguments\": \"{no object}\"}</tool_call>").calls(&[("f", "\"{no object}\"")]),
+    hermes("<tool_call>{\"name\": \"f\", \"arguments\": \"[1\"}</tool_call>").calls(&[("f", "\"[1\"")]),
+    hermes("<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"x\\\": 1} and more\"}</tool_call>")
+        .calls(&[("f", "\"{\\\"x\\\": 1} and more\"")]),
+    hermes("<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"x").calls(&[("f", "\"{\\\"x")]).cut(),
+    // What is between the markers and no call is text; SGLang drops it.
+    hermes("<tool_call>no object</tool_call>").text("<tool_call>no object</tool_call>"),
+    hermes("<tool_call>\n{no: JSON}\n</tool_call>").text("<tool_call>\n{no: JSON}\n</tool_call>"),
+    hermes("<tool_call>[1, 2]</tool_call>").text("<tool_call>[1, 2]</tool_call>"),
+    hermes("<tool_call>[null]</tool_call>").text("<tool_call>[null]</tool_call>"),
+    // A list of calls between the markers is Granite 3.1's form, not this one; SGLang takes it as well.
+    hermes("<tool_call>[{\"name\": \"f\", \"arguments\": {}}]</tool_call>")
+        .text("<tool_call>[{\"name\": \"f\", \"arguments\": {}}]</tool_call>"),
+    hermes("<tool_call>{\"name\": 7, \"arguments\": {}}</tool_call>").text("<tool_call>{\"name\": 7, \"arguments\": {}}</tool_call>"),
+    // Text before, between and behind three calls, without the spaces before each.
+    hermes("First the map: \n<tool_call> {\"name\": \"map\", \"arguments\": \"{\\\"at\\\": [[4.5, -1], [2, 3]]}\"} </tool_call> Now the price: \n <tool_call> {\"name\": \"price\", \"arguments\": {\"of\": \"tea\"}} </tool_call> Once more: <tool_call> {\"name\": \"map\", \"arguments\": {}} </tool_call> Well?")
+        .text("First the map: Now the price: Once more: Well?")
+        .calls(&[("map", "{\"at\": [[4.5, -1], [2, 3]]}"), ("price", "{\"of\": \"tea\"}"), ("map", "{}")]),
+    hermes("<tool_call> {\"name\": \"a\", \"arguments\": {}} </tool_call>why so <tool_call> {\"name\": \"b\", \"arguments\": {}} </tool_call>")
+        .text("why so")
+        .calls(&[("a", "{}"), ("b", "{}")]),
+    // A call within reasoning is a thought.
+    hermes("<think>As <tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 2}}</tool_call> hm\n</think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}</tool_call>")
+        .reasoning("As <tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 2}}</tool_call> hm\n")
+        .calls(&[("f", "{\"x\": 1}")]),
+];

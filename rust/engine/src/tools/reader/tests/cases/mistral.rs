@@ -1,0 +1,57 @@
+//! vLLM's `test_mistral_tool_parser.py`, SGLang's `test_mistral_detector.py`, llama.cpp's `test-chat.cpp`.
+
+use super::{Case, case};
+
+const fn list(answer: &'static str) -> Case {
+    case("mistral", answer)
+}
+
+const fn named(answer: &'static str) -> Case {
+    case("mistral-args", answer)
+}
+
+pub const CASES: &[Case] = &[
+    list("No call at all").text("No call at all"),
+    list("[TOOL_CALLS][{\"name\": \"sum\", \"arguments\":{\"a\": 2.5, \"b\": 7}}]").calls(&[("sum", "{\"a\": 2.5, \"b\": 7}")]),
+    list("[TOOL_CALLS]  [ {\"name\":\"sum\" , \"arguments\" : {\"a\": 2, \"b\": 7} } ]").calls(&[("sum", "{\"a\": 2, \"b\": 7}")]),
+    list("[TOOL_CALLS] [{\"arguments\":{\"place\": \"Oslo\"}, \"name\": \"weather\"}]").calls(&[("weather", "{\"place\": \"Oslo\"}")]),
+    list("[TOOL_CALLS] [{\"arguments\":{\"name\": \"Kim\"}, \"name\": \"age\"}]").calls(&[("age", "{\"name\": \"Kim\"}")]),
+    list("[TOOL_CALLS] [{\"name\": \"sum\", \"arguments\": {\"a\": 2.5}}, {\"name\": \"weather\", \"arguments\":{\"place\": \"Oslo\"}}]")
+        .calls(&[("sum", "{\"a\": 2.5}"), ("weather", "{\"place\": \"Oslo\"}")]),
+    list("[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"o\": {\"deep\": true}, \"l\": [\"a\", \"b\"]}}]")
+        .calls(&[("f", "{\"o\": {\"deep\": true}, \"l\": [\"a\", \"b\"]}")]),
+    list("Hm[TOOL_CALLS] [{\"name\": \"sum\", \"arguments\":{\"a\": 1}}]").text("Hm").calls(&[("sum", "{\"a\": 1}")]),
+    // What follows the list is text; vLLM drops it when it does not stream.
+    list("[TOOL_CALLS] [{\"name\": \"f\", \"arguments\":{}}]\nand more").text("and more").calls(&[("f", "{}")]),
+    // vLLM refuses a second list.
+    list("[TOOL_CALLS] [{\"name\": \"f\", \"arguments\":{}}][TOOL_CALLS] [{\"name\": \"g\", \"arguments\":{}}]")
+        .calls(&[("f", "{}"), ("g", "{}")]),
+    // The list follows the marker; vLLM looks for one further on as well.
+    list("[TOOL_CALLS]  well [{\"name\": \"f\", \"arguments\":{}}] so")
+        .text("[TOOL_CALLS]  well [{\"name\": \"f\", \"arguments\":{}}] so"),
+    // vLLM and SGLang drop the marker, SGLang all of it.
+    list("[TOOL_CALLS] no JSON at all").text("[TOOL_CALLS] no JSON at all"),
+    list("[TOOL_CALLS] [no JSON]").text("[TOOL_CALLS] [no JSON]"),
+    list("[TOOL_CALLS][1, 2]").text("[TOOL_CALLS][1, 2]"),
+    // A call that is none behind one that is.
+    list("[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}, \"junk\"]").text("\"junk\"]").calls(&[("f", "{}")]),
+    named("No call at all").text("No call at all"),
+    named("[TOOL_CALLS]weather[ARGS]{\"place\": \"Oslo\"}").calls(&[("weather", "{\"place\": \"Oslo\"}")]),
+    named("Let me see. [TOOL_CALLS]weather[ARGS]{\"place\": \"Oslo\"}").text("Let me see.").calls(&[("weather", "{\"place\": \"Oslo\"}")]),
+    // Where special tokens are dropped, nothing is left of what stands between.
+    named("[TOOL_CALLS]sum_of_all{\"a\": 2.5, \"b\": 7}").calls(&[("sum_of_all", "{\"a\": 2.5, \"b\": 7}")]),
+    named("[TOOL_CALLS]sum{\"a\": 2.5}[TOOL_CALLS]product{\"a\": 3, \"b\": {}}")
+        .calls(&[("sum", "{\"a\": 2.5}"), ("product", "{\"a\": 3, \"b\": {}}")]),
+    named("bla[TOOL_CALLS]sum{\"a\": 2.5}").text("bla").calls(&[("sum", "{\"a\": 2.5}")]),
+    named("so{so[TOOL_CALLS]shell{\"run\": \"echo(\\\"hey\\\")\\nre(r'{}')\"}")
+        .text("so{so")
+        .calls(&[("shell", "{\"run\": \"echo(\\\"hey\\\")\\nre(r'{}')\"}")]),
+    named("so{so[TOOL_CALLS]shell{\"run\": \"echo(\\\"hey\\\")\\nre(r'{}')")
+        .text("so{so")
+        .calls(&[("shell", "{\"run\": \"echo(\\\"hey\\\")\\nre(r'{}')")])
+        .cut(),
+    // A name alone is no call; vLLM drops it.
+    named("[TOOL_CALLS]a_name_alone").text("[TOOL_CALLS]a_name_alone"),
+    // The older form in a vocabulary of the newer is text; SGLang takes both.
+    named("[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}]").text("[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}]"),
+];

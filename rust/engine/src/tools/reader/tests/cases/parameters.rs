@@ -1,0 +1,143 @@
+//! Arguments one by one: vLLM's `test_qwen3coder_tool_parser.py`, `test_glm4_moe_tool_parser.py` and
+//! `test_format_conformance.py`, SGLang's `test_qwen3_coder_detector.py`, `test_glm4_moe_detector.py` and
+//! `test_glm47_moe_detector.py`, llama.cpp's `test-chat.cpp`.
+
+use super::{Case, case};
+
+const fn qwen(answer: &'static str) -> Case {
+    case("qwen3-coder", answer)
+}
+
+const fn glm(answer: &'static str) -> Case {
+    case("glm4.5", answer)
+}
+
+const fn seed(answer: &'static str) -> Case {
+    case("seed-oss", answer)
+}
+
+pub const QWEN: &[Case] = &[
+    qwen("No call here").text("No call here"),
+    qwen("Well! I look.<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=zip>\n0150\n</parameter>\n</function>\n</tool_call>")
+        .text("Well! I look.")
+        .calls(&[("weather", "{\"city\": \"Oslo\", \"zip\": \"0150\"}")]),
+    qwen("<tool_call>\n<function=typed>\n<parameter=shape>\n{\"w\": 10, \n \"h\": 20}\n</parameter>\n<parameter=count>\n2\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("typed", "{\"shape\": {\"w\": 10, \n \"h\": 20}, \"count\": 2}")]),
+    qwen("<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("weather", "{\"city\": \"Oslo\"}"), ("weather", "{\"city\": \"Bonn\"}")]),
+    // By the schema: numbers, words and objects are JSON, texts are not.
+    qwen("<tool_call>\n<function=typed>\n<parameter=count>\n42\n</parameter>\n<parameter=ratio>\n3.14\n</parameter>\n<parameter=on>\ntrue\n</parameter>\n<parameter=text>\nhello you\n</parameter>\n<parameter=shape>\n{\"k\": \"v\"}\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("typed", "{\"count\": 42, \"ratio\": 3.14, \"on\": true, \"text\": \"hello you\", \"shape\": {\"k\": \"v\"}}")]),
+    qwen("<tool_call>\n<function=typed>\n<parameter=text>42</parameter>\n<parameter=maybe_count>5</parameter>\n<parameter=maybe_text>hello</parameter>\n<parameter=maybe_list>[\"a\", \"b\"]</parameter>\n</function>\n</tool_call>")
+        .calls(&[("typed", "{\"text\": \"42\", \"maybe_count\": 5, \"maybe_text\": \"hello\", \"maybe_list\": [\"a\", \"b\"]}")]),
+    // A text or nothing: what is neither in JSON is a text.
+    qwen("<tool_call>\n<function=typed><parameter=maybe_text>null</parameter><parameter=text_or_null>42</parameter></function>\n</tool_call>")
+        .calls(&[("typed", "{\"maybe_text\": null, \"text_or_null\": \"42\"}")]),
+    qwen("<tool_call>\n<function=typed><parameter=maybe_text>\"quoted\"</parameter><parameter=text>\"quoted\"</parameter></function>\n</tool_call>")
+        .calls(&[("typed", "{\"maybe_text\": \"quoted\", \"text\": \"\\\"quoted\\\"\"}")]),
+    qwen("<tool_call>\n<function=typed><parameter=any>some text</parameter><parameter=union>{\"a\": 1}</parameter></function>\n</tool_call>")
+        .calls(&[("typed", "{\"any\": \"some text\", \"union\": {\"a\": 1}}")]),
+    qwen("<tool_call>\n<function=typed><parameter=union>{no JSON</parameter><parameter=count>2 or 3</parameter></function>\n</tool_call>")
+        .calls(&[("typed", "{\"union\": \"{no JSON\", \"count\": \"2 or 3\"}")]),
+    // The values of an `enum` tell what it is of.
+    qwen("<tool_call>\n<function=typed><parameter=unit>C</parameter><parameter=size>1</parameter></function>\n</tool_call>")
+        .calls(&[("typed", "{\"unit\": \"C\", \"size\": \"1\"}")]),
+    qwen("<tool_call>\n<function=typed><parameter=referred>7</parameter></function>\n</tool_call>").calls(&[("typed", "{\"referred\": \"7\"}")]),
+    // No JSON; the grammar lets no such word come, and vLLM would make one of JSON's of it.
+    qwen("<tool_call>\n<function=typed><parameter=on>True</parameter></function>\n</tool_call>").calls(&[("typed", "{\"on\": \"True\"}")]),
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\ndef f():\n    print(\"Hey\")\n\nf()\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("python", "{\"code\": \"def f():\\n    print(\\\"Hey\\\")\\n\\nf()\"}")]),
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\n格\t\u{1}\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("python", "{\"code\": \"格\\t\\u0001\"}")]),
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\n<html>\n <b>Hey!</b>\n</html>\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("python", "{\"code\": \"<html>\\n <b>Hey!</b>\\n</html>\"}")]),
+    // What only looks like the end of a value is some of it.
+    qwen("<tool_call>\n<function=python><parameter=code>\na </parameterList>\n</parameters>\n</parameter></function>\n</tool_call>")
+        .calls(&[("python", "{\"code\": \"a </parameterList>\\n</parameters>\"}")]),
+    qwen("<tool_call>\n<function=python><parameter=code>\n\n\n\n</parameter></function>\n</tool_call>").calls(&[("python", "{\"code\": \"\\n\\n\"}")]),
+    qwen("<tool_call>\n<function=python><parameter=code>\n</parameter></function>\n</tool_call>").calls(&[("python", "{\"code\": \"\"}")]),
+    qwen("<tool_call>\n<function=python><parameter=code></parameter></function>\n</tool_call>").calls(&[("python", "{\"code\": \"\"}")]),
+    // In the order in which they come.
+    qwen("<tool_call>\n<function=weather><parameter=zip>1</parameter><parameter=city>Oslo</parameter></function>\n</tool_call>")
+        .calls(&[("weather", "{\"zip\": \"1\", \"city\": \"Oslo\"}")]),
+    // A value ends where it is closed, so that it may have any other marker in it; vLLM and SGLang end it before the next
+    // parameter as well, or before a closing marker that is spelled otherwise. The grammar lets no value go on unclosed.
+    qwen("<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n<parameter=zip>\n1\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("weather", "{\"city\": \"Oslo\\n<parameter=zip>\\n1\"}")]),
+    qwen("<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter1>\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("weather", "{\"city\": \"Oslo\\n</parameter1>\"}")]),
+    // A text streams, so what there is of it when an answer is cut off is there.
+    qwen("I do.<tool_call>\n<function=python>\n<parameter=code>\nprint(1)\nprint(2").text("I do.").calls(&[("python", "{\"code\": \"print(1)\\nprint(2")]).cut(),
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\nx\n</par").calls(&[("python", "{\"code\": \"x\\n</par")]).cut(),
+    // Calls begin with their marker; vLLM, SGLang and llama.cpp do without.
+    qwen("<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>")
+        .text("<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>"),
+    // The end of a name may be missing before an argument. What is no name calls nothing.
+    qwen("<tool_call>\n<function=weather\n<parameter=city>Oslo</parameter>\n</function>\n</tool_call>")
+        .calls(&[("weather", "{\"city\": \"Oslo\"}")]),
+    qwen("<tool_call>\n<function=bad\n</function>\n</tool_call>\n<tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n</function>\n</tool_call>")
+        .text("<tool_call>\n<function=bad\n</function>\n</tool_call>")
+        .calls(&[("weather", "{\"city\": \"Oslo\"}")]),
+];
+
+pub const GLM: &[Case] = &[
+    glm("A test").text("A test"),
+    glm("a < b and c > d. done").text("a < b and c > d. done"),
+    glm("<tool_call>forecast\n    <arg_key>city</arg_key>\n    <arg_value>Dallas</arg_value>\n    <arg_key>state</arg_key>\n    <arg_value>TX</arg_value>\n    </tool_call>")
+        .calls(&[("forecast", "{\"city\": \"Dallas\", \"state\": \"TX\"}")]),
+    glm("I see. <tool_call>forecast\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>\n<tool_call>forecast\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n</tool_call>")
+        .text("I see.")
+        .calls(&[("forecast", "{\"city\": \"Oslo\"}"), ("forecast", "{\"city\": \"Bonn\"}")]),
+    glm("<think>I want it.</think>\n\nI get it.\n<tool_call>forecast\n<arg_key>day</arg_key>\n<arg_value>2025-08-01</arg_value>\n</tool_call>")
+        .reasoning("I want it.")
+        .text("I get it.")
+        .calls(&[("forecast", "{\"day\": \"2025-08-01\"}")]),
+    // Text between two calls is text; vLLM drops it when it does not stream.
+    glm("First.\n\n<tool_call>now\n</tool_call>\n\nThen Bonn.\n\n<tool_call>now\n</tool_call>")
+        .text("First.\n\nThen Bonn.")
+        .calls(&[("now", "{}"), ("now", "{}")]),
+    // All on one line, as GLM 4.7 writes it, without arguments too; SGLang wants a line break from GLM 4.5.
+    glm("<tool_call>weather<arg_key>city</arg_key><arg_value>Oslo</arg_value><arg_key>zip</arg_key><arg_value>0150</arg_value></tool_call>")
+        .calls(&[("weather", "{\"city\": \"Oslo\", \"zip\": \"0150\"}")]),
+    glm("So.<tool_call>diff</tool_call><tool_call>weather<arg_key>city</arg_key><arg_value>Oslo</arg_value></tool_call>")
+        .text("So.")
+        .calls(&[("diff", "{}"), ("weather", "{\"city\": \"Oslo\"}")]),
+    glm("<tool_call>sum\n<arg_key>how</arg_key>\n<arg_value>add</arg_value>\n<arg_key>a</arg_key>\n<arg_value>42</arg_value>\n<arg_key>b</arg_key>\n<arg_value>3.14</arg_value>\n<arg_key>on</arg_key>\n<arg_value>true</arg_value>\n</tool_call>")
+        .calls(&[("sum", "{\"how\": \"add\", \"a\": 42, \"b\": 3.14, \"on\": true}")]),
+    glm("<tool_call>python\n<arg_key>code</arg_key>\n<arg_value>    indented    </arg_value>\n</tool_call>").calls(&[("python", "{\"code\": \"    indented    \"}")]),
+    glm("<tool_call>python\n<arg_key>code</arg_key>\n<arg_value>C:\\Users\\t, say \"hi\"\nok</arg_value>\n</tool_call>")
+        .calls(&[("python", "{\"code\": \"C:\\\\Users\\\\t, say \\\"hi\\\"\\nok\"}")]),
+    glm("<tool_call>say\n<arg_key>it</arg_key>\n<arg_value>你好</arg_value>\n<arg_key>face</arg_key>\n<arg_value>🎉</arg_value>\n</tool_call>")
+        .calls(&[("say", "{\"it\": \"你好\", \"face\": \"🎉\"}")]),
+    glm("<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>123</arg_value>\n</tool_call>").calls(&[("weather", "{\"city\": \"123\"}")]),
+    glm("<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>a<b & </think> <tool_call></arg_value>\n</tool_call>")
+        .calls(&[("weather", "{\"city\": \"a<b & </think> <tool_call>\"}")]),
+    glm("<tool_call>typed<arg_key>maybe_text</arg_key><arg_value>123 Main St</arg_value><arg_key>shape</arg_key><arg_value>{\"a\": {\"b\": true}}</arg_value></tool_call>")
+        .calls(&[("typed", "{\"maybe_text\": \"123 Main St\", \"shape\": {\"a\": {\"b\": true}}}")]),
+    // A key that is not closed goes on to where its value begins.
+    glm("<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>zip\n<arg_value>1</arg_value>\n</tool_call>")
+        .calls(&[("weather", "{\"city\": \"Oslo\", \"zip\": \"1\"}")]),
+    // A call without its end is one that was cut off; vLLM gives the text.
+    glm("<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>zip</arg_key>\n<arg_value>0150</arg_value>")
+        .calls(&[("weather", "{\"city\": \"Oslo\", \"zip\": \"0150\"")])
+        .cut(),
+    glm("<tool_call>wea").text("<tool_call>wea"),
+    glm("<tool_call>   ").text("<tool_call>   "),
+    glm("<tool_call></tool_call>").text("<tool_call></tool_call>"),
+    glm("I help.<tool_call>").text("I help.<tool_call>"),
+];
+
+pub const SEED: &[Case] = &[
+    seed("Hello, world!").text("Hello, world!"),
+    seed("<seed:tool_call>\n<function=special>\n<parameter=arg>\n42\n</parameter>\n</function>\n</seed:tool_call>")
+        .calls(&[("special", "{\"arg\": 42}")]),
+    seed("<seed:tool_call>\n<function=process>\n<parameter=input>test</parameter>\n<parameter=format>json</parameter>\n</function>\n</seed:tool_call>")
+        .calls(&[("process", "{\"input\": \"test\", \"format\": \"json\"}")]),
+    seed("<seed:tool_call>\n<function=typed>\n<parameter=count>1</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=typed>\n<parameter=count>1</parameter>\n<parameter=maybe_count>2</parameter>\n</function>\n</seed:tool_call>")
+        .calls(&[("typed", "{\"count\": 1}"), ("typed", "{\"count\": 1, \"maybe_count\": 2}")]),
+    seed("<seed:tool_call>\n<function=todo>\n<parameter=all>[{\"do\": \"tea\", \"done\": false}, {\"do\": \"nap\", \"done\": true}]</parameter>\n</function>\n</seed:tool_call>")
+        .calls(&[("todo", "{\"all\": [{\"do\": \"tea\", \"done\": false}, {\"do\": \"nap\", \"done\": true}]}")]),
+    // A line break at the end of a text is none of it; llama.cpp keeps it.
+    seed("<seed:tool_call>\n<function=python>\n<parameter=code>def f(a = \"14\"):\n    return a + \"b\"\n</parameter>\n</function>\n</seed:tool_call>")
+        .calls(&[("python", "{\"code\": \"def f(a = \\\"14\\\"):\\n    return a + \\\"b\\\"\"}")]),
+];
