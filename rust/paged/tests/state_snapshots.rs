@@ -24,8 +24,9 @@ struct Device {
 }
 
 impl Device {
-    fn new(config: SchedulerConfig, kv: KvCacheConfig, num_snapshots: usize, min_snapshot_tokens: usize) -> Self {
-        let config = SchedulerConfig { has_states: true, num_state_snapshots: num_snapshots, min_snapshot_tokens, ..config };
+    fn new(config: &SchedulerConfig, kv: KvCacheConfig, num_snapshots: usize, min_snapshot_tokens: usize) -> Self {
+        let config =
+            SchedulerConfig { has_states: true, num_state_snapshots: num_snapshots, min_snapshot_tokens, ..config.clone() };
         Self {
             block_size: kv.block_size,
             scheduler: Scheduler::new(config, kv).unwrap(),
@@ -161,7 +162,7 @@ impl Device {
 }
 
 fn device(num_snapshots: usize) -> Device {
-    Device::new(scheduler_config(4, 64, 200), kv_config(100, 4, &[None]), num_snapshots, 4)
+    Device::new(&scheduler_config(4, 64, 200), kv_config(100, 4, &[None]), num_snapshots, 4)
 }
 
 fn numbered(from: u32, count: u32) -> Vec<u32> {
@@ -201,7 +202,7 @@ fn where_a_prompt_leaves_another_is_learned_on_the_first_miss_which_says_so() {
 
 #[test]
 fn prompts_that_come_together_wait_for_what_they_have_in_common() {
-    let mut device = Device::new(scheduler_config(8, 8, 200), kv_config(100, 4, &[None]), 8, 4);
+    let mut device = Device::new(&scheduler_config(8, 8, 200), kv_config(100, 4, &[None]), 8, 4);
     let ids: Vec<_> = (1..6)
         .map(|own| device.add(&[numbered(10, 24), numbered(100 * own, 9)].concat(), 2, &Owner::default()).unwrap())
         .collect();
@@ -213,7 +214,7 @@ fn prompts_that_come_together_wait_for_what_they_have_in_common() {
 #[test]
 fn no_chunk_is_cut_for_less_than_a_snapshot_is_worth() {
     let steps = |min_snapshot_tokens| {
-        let mut device = Device::new(scheduler_config(4, 64, 200), kv_config(100, 4, &[None]), 8, min_snapshot_tokens);
+        let mut device = Device::new(&scheduler_config(4, 64, 200), kv_config(100, 4, &[None]), 8, min_snapshot_tokens);
         device.serve(&numbered(10, 22), 1);
         device.scheduler.stats().steps
     };
@@ -249,7 +250,7 @@ fn without_snapshots_there_is_no_prefix_cache_and_without_states_there_are_none(
     assert!(error.contains("num_state_snapshots") && error.contains('3'), "{error}");
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Op {
     Add { shared: usize, own: usize, variant: u32, max_tokens: usize, whose: usize },
     Continue { which: usize, more: usize },
@@ -343,7 +344,7 @@ proptest! {
         let windows = if has_windows { vec![Some(6), None] } else { vec![None] };
         let admission = if optimistic { AdmissionPolicy::Optimistic } else { AdmissionPolicy::default() };
         let config = SchedulerConfig { admission, ..scheduler_config(4, budget, 48) };
-        let mut device = Device::new(config, kv_config(num_blocks, 4, &windows), num_snapshots, min_snapshot_tokens);
+        let mut device = Device::new(&config, kv_config(num_blocks, 4, &windows), num_snapshots, min_snapshot_tokens);
         for op in ops {
             apply(&mut device, op);
         }

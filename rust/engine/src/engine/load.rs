@@ -12,7 +12,7 @@ use device::{
     cuda::{self, CudaBackend, CudaError, CudaReport, Library, LibraryPaths, NvidiaDriver},
     host::{num_physical_cores, trim_heap},
 };
-use paged::{FairnessPolicy, Scheduler, SchedulerConfig};
+use paged::{FairnessPolicy, KvCacheConfig, Scheduler, SchedulerConfig};
 
 use super::{
     Device, EngineConfig, LoadProgress, Loaded, MemoryPlan, ModelSource, Shared, draft, events,
@@ -312,27 +312,9 @@ pub fn load_with_backend(
     let mut drafting = load_draft(draft.as_ref(), config, &plan, backend)?;
     runner.keep_snapshots(plan.num_state_snapshots);
     runner.allocate_kv_with(drafting.as_mut(), (cache.num_gpu_blocks + 1, cache.block_size), &cache.groups)?;
-    let is_recurrent = files.config().is_recurrent();
-    if is_recurrent && config.speculation.is_some() {
-        let text = format!("drafts with {}, whose states cannot go back, are not supported", files.config().architecture);
-        return Err(EngineError::NotSupported(text));
-    }
-    // A block of keys and values is of no use without the states behind it.
-    let num_state_snapshots = plan.num_state_snapshots;
-    let whole_prompts = needs_whole_prompts(files.config(), files.embedding());
-    let has_prefixes = config.prefix_caching && (!is_recurrent || num_state_snapshots > 0) && !whole_prompts;
-    events::check_cached(config, has_prefixes, files.config().architecture)?;
-    let kv = cache.kv_cache_config(has_prefixes, rand::random());
-    let limits = request_limits(&files, config, &plan, whole_prompts);
-    let longest_span = longest_span(&files, config);
-    let of_model = SchedulerConfig {
-        whole_prompts,
-        longest_span,
-        has_states: is_recurrent,
-        num_state_snapshots,
-        ..scheduler_config(config, &limits)
-    };
-    let scheduler = Scheduler::new(of_model, kv.clone()).map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
+    let (scheduler, kv, limits) = new_scheduler(&files, config, &plan)?;
+    let longest_span = scheduler.config().longest_span;
+    let whole_prompts = scheduler.config().whole_prompts;
 
     let description = describe(&files, config, &plan, &**backend);
     for line in &description {
@@ -386,6 +368,32 @@ pub fn load_with_backend(
         kv_cache_bytes,
     };
     Ok((shared, thread))
+}
+
+/// A scheduler over the pool of a plan, what it is made from, and the limits that it keeps.
+fn new_scheduler(
+    files: &ModelFiles,
+    config: &EngineConfig,
+    plan: &MemoryPlan,
+) -> Result<(Scheduler, KvCacheConfig, RequestLimits), EngineError> {
+    let architecture = files.config().architecture;
+    let has_states = files.config().is_recurrent();
+    if has_states && config.speculation.is_some() {
+        let text = format!("drafts with {architecture}, whose states cannot go back, are not supported");
+        return Err(EngineError::NotSupported(text));
+    }
+    // A block of keys and values is of no use without the states behind it.
+    let num_state_snapshots = plan.num_state_snapshots;
+    let whole_prompts = needs_whole_prompts(files.config(), files.embedding());
+    let has_prefixes = config.prefix_caching && (!has_states || num_state_snapshots > 0) && !whole_prompts;
+    events::check_cached(config, has_prefixes, architecture)?;
+    let kv = plan.cache.kv_cache_config(has_prefixes, rand::random());
+    let limits = request_limits(files, config, plan, whole_prompts);
+    let longest_span = longest_span(files, config);
+    let of_engine = scheduler_config(config, &limits);
+    let of_model = SchedulerConfig { whole_prompts, longest_span, has_states, num_state_snapshots, ..of_engine };
+    let scheduler = Scheduler::new(of_model, kv.clone()).map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
+    Ok((scheduler, kv, limits))
 }
 
 /// How the model of a plan computes.

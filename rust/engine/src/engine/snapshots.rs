@@ -63,7 +63,7 @@ pub fn check(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<&
     let state_bytes = decoder.state_bytes();
     if bytes < state_bytes {
         let least = state_bytes.div_ceil(1 << 20);
-        let megabytes = state_bytes as f64 / (1 << 20) as f64;
+        let megabytes = state_bytes as f64 / f64::from(1 << 20);
         return Err(EngineError::InvalidArgument(format!(
             "state_snapshot_mb={asked} holds no snapshot of {name}, whose states take {megabytes:.1} MB: give {least} or more, or 0 \
              for none"

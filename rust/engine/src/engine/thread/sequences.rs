@@ -118,12 +118,11 @@ impl EngineThread {
         let mut saves = std::mem::take(&mut self.state_saves);
         self.scheduler.take_state_saves(&mut saves);
         for save in saves.drain(..) {
-            match self.states.save(&save, self.scheduler.config().max_num_seqs) {
-                Some((from, to)) => self.runner.copy_states(from, to),
-                None => {
-                    tracing::error!("the states behind {} tokens of a request are not kept: they are not there", save.num_tokens);
-                    self.scheduler.forget_snapshot(save.slot);
-                }
+            if let Some((from, to)) = self.states.save(&save, self.scheduler.config().max_num_seqs) {
+                self.runner.copy_states(from, to);
+            } else {
+                tracing::error!("the states behind {} tokens of a request are not kept: they are not there", save.num_tokens);
+                self.scheduler.forget_snapshot(save.slot);
             }
         }
         self.state_saves = saves;

@@ -142,7 +142,9 @@ impl EngineThread {
         if self.runner.config().is_recurrent() {
             let num_slots = self.scheduler.config().max_num_seqs;
             let restored = self.states.assign(&self.scheduler, output, num_slots, &mut self.batch.step.state_slots)?;
-            restored.into_iter().for_each(|(from, to)| self.runner.copy_states(from, to));
+            for (from, to) in restored {
+                self.runner.copy_states(from, to);
+            }
         }
         self.set_adapters(output);
         self.runner.copy_blocks(&output.copies)?;
