@@ -311,6 +311,7 @@ def test_integers_of_completions_out_of_range_are_named(llama: Runner, value: in
     [
         "max_seqs",
         "prefix_cache_n",
+        "state_snapshot_mb",
         "pa_gpu_mem",
         "pa_ctxt_len",
         "pa_blk_size",

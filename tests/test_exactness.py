@@ -76,8 +76,30 @@ def test_prefix_cache_of_other_layers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_states_are_not_shared_by_the_prefix_cache_but_by_choices(name: str) -> None:
+def test_prefix_cache_of_states(name: str) -> None:
     cached = runner(name, pa_blk_size=8)
+    for _ in range(2):
+        assert [generate(cached, prompt, NEW) for prompt in prompts(32)] == reference(name)
+    assert wait_until_idle(cached)["state_snapshots_used"] > 0
+
+    def found(prompt: list[int]) -> tuple[int, str | None]:
+        details = complete(cached, prompt, max_tokens=1).usage.prompt_tokens_details
+        return details.cached_tokens, details.miss_reason
+
+    prompt = prompts(32)[-1]
+    assert found(prompt)[0] == (len(prompt) - 1) // 8 * 8
+    # Where two prompts part is known from the first that misses; there the third begins.
+    system = [300 + token % 200 for token in range(80)]
+    assert [found([*system, *[9 + way] * 20]) for way in range(3)][:2] == [(0, "cold"), (0, "no_snapshot")]
+    assert found([*system, *[50] * 20])[0] == 80
+    answer = generate(cached, system, NEW)
+    turn = [*system, *(token for token, _ in answer), 7, 7, 7]
+    assert found(turn)[0] == len(system) + NEW - 1
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_states_are_shared_by_choices(name: str) -> None:
+    cached = runner(name, pa_blk_size=8, state_snapshot_mb=0)
     prompt = prompts(32)[-1]
     for _ in range(2):
         details = complete(cached, prompt, max_tokens=1).usage.prompt_tokens_details

@@ -321,6 +321,10 @@ def test_the_figures_of_the_pool_are_the_documented_ones(llama: Runner) -> None:
         "blocks_cached",
         "blocks_free",
         "kv_event_blocks",
+        "state_snapshots_total",
+        "state_snapshots_used",
+        "state_snapshots_taken",
+        "state_snapshots_evicted",
         "block_size",
         "block_bytes",
         "tokens_total",
@@ -362,7 +366,7 @@ def test_the_figures_of_the_pool_are_the_documented_ones(llama: Runner) -> None:
     }
     stats = llama.kv_cache_stats()
     missed = stats.pop("prefix_missed_tokens")
-    reasons = {"cold", "evicted", "salt", "identity", "partial_tail", "window_evicted", "disabled", "skipped"}
+    reasons = {"cold", "evicted", "salt", "identity", "partial_tail", "window_evicted", "no_snapshot", "disabled", "skipped"}
     assert set(missed) == reasons
     places = stats.pop("accepted_draft_tokens_at")
     assert (len(places), sum(places)) == (16, stats["accepted_draft_tokens"])

@@ -1453,6 +1453,8 @@ class MemoryPlan:
     @property
     def states_bytes(self) -> int: ...
     @property
+    def state_snapshots_bytes(self) -> int: ...
+    @property
     def activations_bytes(self) -> int: ...
     @property
     def workspaces_bytes(self) -> int: ...
@@ -1547,6 +1549,7 @@ class Runner:
         mcp_client_config: Any = None,
         code_execution_config: Any = None,
         shell_config: Any = None,
+        state_snapshot_mb: int | None = None,
     ) -> Self: ...
     @staticmethod
     def memory_plan(
@@ -1570,6 +1573,7 @@ class Runner:
         num_threads: int | None = None,
         in_situ_quant: str | None = None,
         which_draft: Which | None = None,
+        state_snapshot_mb: int | None = None,
     ) -> MemoryPlan: ...
     def memory_ledger(self) -> MemoryPlan: ...
     @overload

@@ -77,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     chat.describe_command(add("run", chat.run))
     server.describe(add("serve", serve))
     measuring = add("bench", bench)
-    measuring.set_defaults(prefix_cache_n=0)
+    measuring.set_defaults(prefix_cache_n=0, state_snapshot_mb=None)
     add("bench serve", later("bench_serve", "run"), measuring.add_subparsers(metavar="serve"))
     add("tune", later("tune", "run"))
     memory_experiment.describe_command(add("memory", memory))

@@ -322,6 +322,7 @@ RUNTIME = (
     Flag(("--max-num-batched-tokens", "--prompt-batchsize"), "tokens a step at most; default 4096", "N", int, 4096),
     Flag(("--no-kv-cache",), "drop blocks after each step (slow)"),
     Flag(("--prefix-cache-n",), "0 turns the prefix cache off", "N", int, 16),
+    Flag(("--state-snapshot-mb",), "recurrent layers: MB of snapshots of states, where prefix hits end; 0: none", "MB", int),
     Flag(("--seed",), "seeds requests without a seed of their own", "N", int, section="global"),
     Flag(("--deterministic",), "the same bits whatever runs beside a request"),
     Flag(("--device",), "auto (a GPU where one can be used), cpu, or cuda:0", "NAME", default="auto", conflicts=("--cpu",)),
@@ -571,6 +572,7 @@ BENCH = (
     Flag(("--json",), "print one JSON object", section=None),
     Flag(("--adapter",), "adapter that is measured", "ALIAS", section=None),
     Flag(("--prefix-cache-n",), "prefix cache", "N", left_out="it is off, so that each prompt is computed in full", section=None),
+    Flag(("--state-snapshot-mb",), "prefix cache", "MB", left_out="it is off, so that nothing is kept for it", section=None),
 )
 
 BENCH_SERVE = (
@@ -617,6 +619,7 @@ TUNE = (
     Flag(("--emit-config",), "write a configuration file for from-config", "FILE", section=None),
     Flag(("--json",), "print one JSON object", section=None),
     Flag(("--prefix-cache-n",), "prefix cache", "N", left_out="it is off, so that each prompt is computed in full", section=None),
+    Flag(("--state-snapshot-mb",), "prefix cache", "MB", left_out="it is off, so that nothing is kept for it", section=None),
 )
 
 SIMULATE = (
@@ -689,8 +692,9 @@ LOADING = (
     Group("log", LOGGING),
 )
 
+PREFIX_CACHE = ("--prefix-cache-n", "--state-snapshot-mb")
 BENCH_LOADING = tuple(
-    Group(group.title, tuple(flag for flag in group.flags if flag.name != "--prefix-cache-n")) for group in LOADING
+    Group(group.title, tuple(flag for flag in group.flags if flag.name not in PREFIX_CACHE)) for group in LOADING
 )
 
 COMMANDS: dict[str, tuple[str, tuple[Group, ...]]] = {

@@ -21,6 +21,7 @@ def load(options: argparse.Namespace) -> Runner:
             max_seqs=options.max_seqs,
             no_kv_cache=options.no_kv_cache,
             prefix_cache_n=options.prefix_cache_n,
+            state_snapshot_mb=options.state_snapshot_mb,
             token_source=options.token_source,
             chat_template=options.chat_template,
             jinja_explicit=options.jinja_explicit,

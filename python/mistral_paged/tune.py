@@ -128,7 +128,7 @@ def check(options: argparse.Namespace) -> float:
 def run(options: argparse.Namespace) -> None:
     """Measures each type, prints a row as soon as it is there, and the command to use the one that is chosen."""
     bound = check(options)
-    options.prefix_cache_n = 0
+    options.prefix_cache_n, options.state_snapshot_mb = 0, None
     for isq in options.types:
         try:
             Runner.memory_plan(select(options), token_source=options.token_source, in_situ_quant=isq)

@@ -24,7 +24,7 @@ use crate::{
 /// been used and a step of the most tokens has run.
 ///
 /// - `weights_bytes` in the form that is computed with, `kv_cache_bytes` with the null block, `states_bytes` of recurrent
-///   layers, `activations_bytes` with logits and rope tables, `workspaces_bytes` of the kernels, `graphs_bytes` of CUDA graphs
+///   layers, `state_snapshots_bytes` of snapshots of these for prefix hits, `activations_bytes` with logits and rope tables, `workspaces_bytes` of the kernels, `graphs_bytes` of CUDA graphs
 ///   on a GPU, `tokenizer_bytes` of the host estimated from the vocabulary, `encoder_cache_bytes` for outputs of vision and
 ///   audio encoders (0 for models of text), `margin_bytes` left free for what is not counted, such as pages of the program's own
 ///   file. `resident_bytes` is all of them but the margin. `devices` has these for each device, with its `device_total_bytes` and
@@ -76,6 +76,11 @@ impl MemoryPlan {
     }
 
     #[getter]
+    fn state_snapshots_bytes(&self) -> u64 {
+        self.sum(|device| device.state_snapshots)
+    }
+
+    #[getter]
     fn activations_bytes(&self) -> u64 {
         self.sum(|device| device.activations)
     }
@@ -122,6 +127,7 @@ impl MemoryPlan {
             dict.set_item("weights_bytes", bytes.weights)?;
             dict.set_item("kv_cache_bytes", bytes.kv_cache)?;
             dict.set_item("states_bytes", bytes.states)?;
+            dict.set_item("state_snapshots_bytes", bytes.state_snapshots)?;
             dict.set_item("activations_bytes", bytes.activations)?;
             dict.set_item("workspaces_bytes", bytes.workspaces)?;
             dict.set_item("graphs_bytes", bytes.graphs)?;
@@ -251,7 +257,8 @@ impl Runner {
     #[pyo3(signature = (
         which, max_seqs=32, token_source="cache", pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None,
         pa_cache_type=None, no_paged_attn=false, memory_goal=None, max_num_batched_tokens=None, device="auto", *,
-        deterministic=false, guaranteed=false, devices=None, cpu_tier=None, num_threads=None, in_situ_quant=None, which_draft=None
+        deterministic=false, guaranteed=false, devices=None, cpu_tier=None, num_threads=None, in_situ_quant=None, which_draft=None,
+        state_snapshot_mb=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "those of the constructor")]
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -276,6 +283,7 @@ impl Runner {
         num_threads: Option<Integer>,
         #[pyo3(from_py_with = text::in_situ_quant)] in_situ_quant: Option<&str>,
         which_draft: Option<Bound<'_, PyAny>>,
+        state_snapshot_mb: Option<Integer>,
     ) -> PyResult<MemoryPlan> {
         let selection = Selection::of(which)?;
         let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
@@ -283,6 +291,7 @@ impl Runner {
             max_num_seqs: max_seqs,
             max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), None)?,
             no_paged_attn,
+            state_snapshot_bytes: options::state_snapshot_bytes(state_snapshot_mb.as_ref())?,
             paged_attention: memory.paged_attention(pa_blk_size.as_ref(), pa_cache_type, guaranteed)?,
             dtype: selection.dtype.into(),
             architecture: selection.architecture.map(str::to_owned),

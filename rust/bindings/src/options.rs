@@ -18,7 +18,7 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{Integer, Real, at_least, at_least_if_given, named_text, shorten},
+    arguments::{Integer, Real, at_least, at_least_if_given, named_text, shorten, within},
     detach::enter,
     enums::{ModelDType, MultimodalArchitecture, PagedCacheType},
     exceptions::{ArchitectureError, invalid, raise},
@@ -157,6 +157,12 @@ pub fn cuda(py: Python<'_>, graphs: Option<bool>, attention: &str) -> PyResult<(
         (attention != "auto").then(|| format!("attention_backend={attention:?}")),
     ];
     Ok((CudaOptions { graphs: graphs_or_default, splits_keys }, gpu_only.into_iter().flatten().collect()))
+}
+
+/// Bytes of snapshots of states, given in MB.
+pub fn state_snapshot_bytes(megabytes: Option<&Integer>) -> PyResult<Option<u64>> {
+    const MAX_MEGABYTES: usize = 1 << 40;
+    megabytes.map(|mb| Ok((within("state_snapshot_mb", mb, 0, MAX_MEGABYTES)? as u64) << 20)).transpose()
 }
 
 /// MB of a tier whose size is not given.

@@ -105,6 +105,7 @@ record! {
     /// - "salt": it is there for another `cache_salt`. "identity": it is there for another model state.
     /// - "partial_tail": it is the incomplete last block of the prompt. "window_evicted": a sliding window that ends there is
     ///   gone.
+    /// - "no_snapshot": it is there, but no snapshot of the recurrent layers' states is; where this prompt leaves it one is made.
     /// - "disabled": the prefix cache is off. "skipped": log probabilities of the prompt were asked for, which need every
     ///   position.
     pub struct PromptTokensDetails {

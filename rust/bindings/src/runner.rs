@@ -46,6 +46,8 @@ use crate::{
 /// - `pa_cache_type`: type of the cached keys and values; `PagedCacheType.Int8` and `F8E4M3` take about half the memory of 16-bit
 ///   floats.
 /// - `prefix_cache_n`: 0 turns the prefix cache off, any other number turns it on (16 unless given).
+/// - `state_snapshot_mb`: of models with recurrent layers, MB (2^20 bytes) of snapshots of their states, where prefix hits end;
+///   0 turns the prefix cache of such a model off. Unless given 256 MB, or eight snapshots where these take more.
 /// - `no_kv_cache` drops a request's blocks after each step and computes everything again (slow, exact).
 /// - `admission`: when a waiting request may run beside others. "watermark" (unless given): its prompt fits and a hundredth of
 ///   the pool stays free; "reserved": its prompt and `max_tokens` fit, so that nobody is ever preempted; "optimistic": its first
@@ -114,7 +116,7 @@ impl Runner {
         kv_tier_size=None, kv_events=None, kv_events_replay=None, kv_events_topic=None, cpu_tier=None, num_threads=None, load_progress=None, admission=None, victim=None, fairness=None,
         prompt_batchsize=None, guaranteed=false, cuda_graphs=None, attention_backend="auto", num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
         speculative=None, speculative_gamma=None, mtp_model=None, mtp_n_predict=None, enable_search=false, search_embedding_model=None,
-        search_callback=None, tool_callbacks=None, mcp_client_config=None, code_execution_config=None, shell_config=None
+        search_callback=None, tool_callbacks=None, mcp_client_config=None, code_execution_config=None, shell_config=None, state_snapshot_mb=None
     ))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -170,6 +172,7 @@ impl Runner {
         mcp_client_config: Option<Bound<'_, PyAny>>,
         code_execution_config: Option<Bound<'_, PyAny>>,
         shell_config: Option<Bound<'_, PyAny>>,
+        state_snapshot_mb: Option<Integer>,
     ) -> PyResult<Self> {
         refuse(&[
             ("num_device_layers", num_device_layers.is_some()),
@@ -201,6 +204,7 @@ impl Runner {
             max_step_latency: Duration::try_from_secs_f64(max_step_latency).ok(),
             no_kv_cache,
             prefix_caching: prefix_cache_n > 0,
+            state_snapshot_bytes: options::state_snapshot_bytes(state_snapshot_mb.as_ref())?,
             no_paged_attn,
             policies: options::policies(admission, victim, fairness)?,
             paged_attention: memory.paged_attention(pa_blk_size.as_ref(), pa_cache_type, guaranteed)?,

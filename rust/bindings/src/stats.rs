@@ -25,6 +25,8 @@ pub fn dict<'py>(py: Python<'py>, stats: &KvCacheStats, block_bytes: u64) -> PyR
         ("peak_running", stats.peak_running),
         ("peak_running_before_preemption", stats.peak_running_before_preemption),
         ("kv_event_blocks", stats.kv_event_blocks),
+        ("state_snapshots_total", stats.state_snapshots_total),
+        ("state_snapshots_used", stats.state_snapshots_used),
     ] {
         dict.set_item(name, value)?;
     }
@@ -33,6 +35,8 @@ pub fn dict<'py>(py: Python<'py>, stats: &KvCacheStats, block_bytes: u64) -> PyR
         ("prefix_hit_tokens", stats.prefix_hit_tokens),
         ("resumed_queried_tokens", stats.resumed_queried_tokens),
         ("resumed_hit_tokens", stats.resumed_hit_tokens),
+        ("state_snapshots_taken", stats.state_snapshots_taken),
+        ("state_snapshots_evicted", stats.state_snapshots_evicted),
         ("preemptions", stats.preemptions),
         ("recomputed_tokens", stats.recomputed_tokens),
         ("deadlines_missed", stats.deadlines_missed),

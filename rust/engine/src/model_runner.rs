@@ -70,6 +70,8 @@ pub struct ModelRunner {
     first_layer: usize,
     /// Of models with recurrent layers.
     states: Option<StateCache>,
+    /// Slots of the states for snapshots, behind those of requests.
+    num_snapshots: usize,
 }
 
 impl ModelRunner {
@@ -99,6 +101,7 @@ impl ModelRunner {
             cache: None,
             first_layer: 0,
             states: None,
+            num_snapshots: 0,
         })
     }
 
@@ -160,6 +163,11 @@ impl ModelRunner {
         max_logit_rows(self.options.max_num_seqs)
     }
 
+    /// How many snapshots of recurrent layers' states [`Self::allocate_kv`] makes room for.
+    pub(crate) fn keep_snapshots(&mut self, num_snapshots: usize) {
+        self.num_snapshots = num_snapshots;
+    }
+
     /// Reserves the KV storage: a number of blocks and the tokens of each, which the layers share in these groups; block 0 is the
     /// null block.
     pub fn allocate_kv(&mut self, pool: (usize, usize), groups: &KvGroups) -> Result<(), EngineError> {
@@ -185,7 +193,8 @@ impl ModelRunner {
         self.graphs = StepGraphs::new(self.options.max_num_batched_tokens);
         self.cache = Some(cache);
         if self.config.is_recurrent() {
-            self.states = Some(StateCache::new(self.options.max_num_seqs, &self.config.state_lens())?);
+            let num_slots = self.options.max_num_seqs + self.num_snapshots;
+            self.states = Some(StateCache::new(num_slots, &self.config.state_lens())?);
         }
         Ok(())
     }

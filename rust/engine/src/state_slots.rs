@@ -1,6 +1,6 @@
-//! Which request's states of recurrent layers lie in which slot.
+//! Which request's states of recurrent layers lie in which slot, and which snapshots of them in those behind.
 
-use paged::{RequestId, Scheduler, SchedulerOutput};
+use paged::{RequestId, Scheduler, SchedulerOutput, SnapshotSlot, StateSave};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::EngineError;
@@ -10,10 +10,13 @@ use crate::EngineError;
 pub struct StateSlots {
     /// Each request's slot, and the tokens that its states are behind.
     held: FxHashMap<RequestId, (u32, usize)>,
+    /// The tokens that the snapshot in each of the slots behind is behind; 0 where there is none.
+    kept: Vec<usize>,
 }
 
 impl StateSlots {
-    /// Replaces `slots` by those of a step's requests; a request that runs no more gives its own to one that begins.
+    /// Replaces `slots` by those of a step's requests; a request that runs no more gives its own to one that begins. Returns what
+    /// is to be copied first for those that begin with a snapshot, from one slot to another.
     ///
     /// Errors: [`EngineError::Internal`] for a request that goes on where its states are not.
     pub fn assign(
@@ -22,7 +25,8 @@ impl StateSlots {
         output: &SchedulerOutput,
         num_slots: usize,
         slots: &mut Vec<u32>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<Vec<(u32, u32)>, EngineError> {
+        let mut copies = Vec::new();
         let num_new = output.rows.iter().filter(|row| !self.held.contains_key(&row.request_id)).count();
         let mut free = self.free(scheduler, num_slots, num_new);
         slots.clear();
@@ -34,6 +38,13 @@ impl StateSlots {
                     (free.next().ok_or_else(|| EngineError::Internal("no slot is left for the states of a request".into()))?, 0)
                 }
             };
+            let behind = match row.snapshot {
+                Some(SnapshotSlot(kept)) => {
+                    copies.push((num_slots as u32 + kept, slot));
+                    self.kept.get(kept as usize).copied().unwrap_or(0)
+                }
+                None => behind,
+            };
             // One that begins again begins without any.
             if start != 0 && start != behind {
                 return Err(EngineError::Internal(format!("a request goes on at token {start}, and its states are at {behind}")));
@@ -41,7 +52,18 @@ impl StateSlots {
             self.held.insert(row.request_id, (slot, start));
             slots.push(slot);
         }
-        Ok(())
+        Ok(copies)
+    }
+
+    /// What is to be copied to keep a request's states, from its slot of `num_slots` to one behind them; `None`, and nothing is
+    /// there any more, if its states are not what they should be.
+    pub fn save(&mut self, save: &StateSave, num_slots: usize) -> Option<(u32, u32)> {
+        let StateSave { request_id, num_tokens, slot: SnapshotSlot(to) } = *save;
+        let from = self.held.get(&request_id).filter(|(_, behind)| *behind == num_tokens).map(|(slot, _)| *slot);
+        let place = to as usize;
+        self.kept.resize(self.kept.len().max(place + 1), 0);
+        self.kept[place] = if from.is_some() { num_tokens } else { 0 };
+        from.map(|from| (from, num_slots as u32 + to))
     }
 
     /// A slot for a fork that goes on where its source is: that of the source, and its own, to be copied. `None` for one that

@@ -4,6 +4,7 @@ use crate::block_hash::{BlockHash, BlockHasher};
 use crate::error::{IntegrityError, PoolError};
 use crate::ids::BlockId;
 use crate::prefix_index::{NodeId, PrefixIndex};
+use crate::state_snapshots::StateSnapshots;
 
 /// Links of a block that is not in the free list point here.
 const UNLINKED: u32 = u32::MAX;
@@ -50,6 +51,7 @@ pub struct BlockPool {
     /// For each KV group, whether its layers see all tokens.
     is_full: Vec<bool>,
     index: PrefixIndex,
+    snapshots: StateSnapshots,
 }
 
 impl BlockPool {
@@ -64,7 +66,8 @@ impl BlockPool {
             (block.prev, block.next) = (end as u32, end as u32);
         }
         let index = PrefixIndex::new(hasher, is_full.len(), block_size, num_blocks as usize);
-        let mut pool = Self { blocks, num_free: 0, num_cached: 0, num_shared: 0, num_saved: 0, is_full, index };
+        let snapshots = StateSnapshots::default();
+        let mut pool = Self { blocks, num_free: 0, num_cached: 0, num_shared: 0, num_saved: 0, is_full, index, snapshots };
         for id in 1..=num_blocks {
             pool.link_last(id, Reuse::Uncached);
         }
@@ -260,6 +263,14 @@ impl BlockPool {
         &mut self.index
     }
 
+    pub(crate) fn snapshots(&self) -> &StateSnapshots {
+        &self.snapshots
+    }
+
+    pub(crate) fn snapshots_mut(&mut self) -> &mut StateSnapshots {
+        &mut self.snapshots
+    }
+
     /// Makes every block unfindable. Pins on nodes are void afterwards.
     pub(crate) fn clear_index(&mut self) {
         for id in 1..=self.num_blocks() as u32 {
@@ -270,6 +281,7 @@ impl BlockPool {
             }
         }
         self.num_cached = 0;
+        self.snapshots.clear();
         self.index.clear();
     }
 
@@ -279,6 +291,7 @@ impl BlockPool {
         let group = entry.group as usize;
         let node = std::mem::replace(&mut entry.node, NodeId::NONE);
         if node != NodeId::NONE {
+            self.snapshots.forget(node);
             self.index.detach(node, group);
         }
     }

@@ -5,6 +5,7 @@ mod publish;
 mod request_blocks;
 mod restore;
 mod sharing;
+mod states;
 mod usage;
 
 pub use lookup::{MissReason, PrefixHit};
@@ -27,6 +28,8 @@ pub struct KvCacheManager {
     generation: u64,
     /// Blocks that no query sees are kept: contexts are reserved in full.
     keep_unseen: bool,
+    /// Requests have states beside their blocks: a hit ends where there is a snapshot of them.
+    has_states: bool,
     /// The prefixes that the last lookup found, one a full block.
     walked: Vec<NodeId>,
     /// The one behind them that is used in part.
@@ -51,6 +54,7 @@ impl KvCacheManager {
             enable_prefix_caching: prefix_caching,
             generation: 0,
             keep_unseen: false,
+            has_states: false,
             walked: Vec::new(),
             walked_tail: None,
             runs: vec![0; num_groups],
@@ -125,6 +129,7 @@ impl KvCacheManager {
         if self.enable_prefix_caching && blocks.generation == self.generation {
             self.cache_full_blocks(blocks, &tokens[..num_computed_tokens], key);
         }
+        self.let_go_of_snapshot(blocks);
         self.drop_unseen_blocks(blocks, num_computed_tokens.saturating_sub(1));
     }
 
@@ -182,6 +187,7 @@ impl KvCacheManager {
         {
             self.pool.index_mut().unpin(tail);
         }
+        self.let_go_of_snapshot(blocks);
         blocks.tables.iter_mut().for_each(Vec::clear);
         blocks.num_dropped.fill(0);
         blocks.num_published = 0;
@@ -219,11 +225,18 @@ impl KvCacheManager {
         self.pool.index_mut()
     }
 
+    /// The pool, whose snapshots may be forgotten.
+    pub(crate) fn pool_mut(&mut self) -> &mut BlockPool {
+        &mut self.pool
+    }
+
     /// Checks the pool against the requests that hold its blocks.
     pub fn check_integrity<'a>(&self, requests: impl Iterator<Item = &'a RequestBlocks>) -> Result<(), IntegrityError> {
         let mut ref_cnt = vec![0u32; self.pool.num_blocks() + 1];
         let mut num_pins = 0;
+        let mut snapshots = Vec::new();
         for blocks in requests {
+            snapshots.extend(blocks.snapshot);
             num_pins += usize::from(blocks.is_pinning(self.generation));
             for (table, &dropped) in blocks.tables.iter().zip(&blocks.num_dropped) {
                 if table.len() != blocks.num_blocks() {
@@ -244,6 +257,7 @@ impl KvCacheManager {
                 return Err(IntegrityError(format!("block {id} counts {held} holders and stands in {count} tables")));
             }
         }
+        self.pool.snapshots().check_integrity(&snapshots, |node| self.is_whole(node)).map_err(IntegrityError)?;
         self.pool.check_integrity(num_pins)
     }
 }

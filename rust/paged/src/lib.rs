@@ -30,6 +30,7 @@ mod prefix_index;
 mod request;
 mod scheduler;
 mod sizing;
+mod state_snapshots;
 mod tier;
 
 pub use block_hash::{BlockHash, BlockHasher, CacheIdentity, CacheKey, HashFunction, HashInput, IdentityField};
@@ -59,4 +60,5 @@ pub use sizing::{
     CacheConfig, CacheLedger, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, PoolLimits, UNIFIED_FREE_MEMORY_DIVISOR,
     calculate_cache_config,
 };
+pub use state_snapshots::{SnapshotSlot, StateSave};
 pub use tier::{TierBlock, TierConfig, TierKey, TierRates, TierRecordId, TierStats};

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::ids::{BlockId, RequestId};
 use crate::kv_cache_manager::MissReason;
 use crate::request::{FinishReason, RequestStatus};
+use crate::state_snapshots::SnapshotSlot;
 use crate::tier::{TierBlock, TierStats};
 
 /// One row of a step: some tokens of one request.
@@ -25,6 +26,9 @@ pub struct ScheduledRequest {
     pub num_cached_tokens: usize,
     /// Why no more came from it; `None` if all tokens but one did, or if the request began as a fork of a running one.
     pub miss: Option<MissReason>,
+    /// Where the states that it begins with lie, to be copied to its own before the step runs; `None` if it goes on with its own,
+    /// or begins at position 0.
+    pub snapshot: Option<SnapshotSlot>,
 }
 
 impl ScheduledRequest {
@@ -127,6 +131,14 @@ pub struct KvCacheStats {
     pub resumed_queried_tokens: u64,
     /// Of those, how many were not computed again.
     pub resumed_hit_tokens: u64,
+    /// Snapshots of states that can be kept; 0 for models without.
+    pub state_snapshots_total: usize,
+    /// Those that can be found.
+    pub state_snapshots_used: usize,
+    /// Snapshots that were made.
+    pub state_snapshots_taken: u64,
+    /// Those that had to go for others; the rest went with their blocks, or is there.
+    pub state_snapshots_evicted: u64,
     /// Times that a request's blocks were taken.
     pub preemptions: u64,
     /// Tokens computed again because of that, those apart that came from the prefix cache: the waste.

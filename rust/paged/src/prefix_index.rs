@@ -23,7 +23,7 @@ use crate::ids::BlockId;
 use crate::kv_events::EventLog;
 
 /// A node of the tree. Only valid while something keeps the node alive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct NodeId(u32);
 
 impl NodeId {
@@ -210,6 +210,11 @@ impl PrefixIndex {
     pub(crate) fn block(&self, node: NodeId, group: usize) -> Option<BlockId> {
         let block = self.blocks[node.0 as usize * self.num_groups + group];
         (block != BlockId::NULL).then_some(block)
+    }
+
+    /// Whether `tokens` begin with those of a block node.
+    pub(crate) fn begins(&self, node: NodeId, tokens: &[u32]) -> bool {
+        tokens.starts_with(self.tokens_of(node.0))
     }
 
     /// Tokens of a block node.

@@ -203,6 +203,10 @@ pub(crate) struct Request {
     pub(crate) num_cached_tokens: Option<usize>,
     /// Why it was not more.
     pub(crate) miss: Option<MissReason>,
+    /// Where its states are to be kept, in order.
+    pub(crate) snapshot_places: Vec<usize>,
+    /// Tokens that it could have begun behind when it came to wait.
+    pub(crate) num_found_tokens: usize,
     pub(crate) blocks: RequestBlocks,
     /// Keys of its blocks in a tier, as far as they were needed.
     pub(crate) tier_keys: Vec<TierKey>,

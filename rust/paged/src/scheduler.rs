@@ -53,6 +53,7 @@ mod queue;
 mod service;
 mod shares;
 mod sharing;
+mod snapshots;
 mod spans;
 mod state;
 mod tier;
@@ -70,6 +71,7 @@ use kept::KeptRequests;
 use prefix::{LookupCounts, commit_request, free_request};
 use queue::WaitingQueue;
 use shares::Shares;
+use snapshots::before_snapshot;
 use spans::before_span;
 use tier::Fetching;
 use usage::StepTotals;
@@ -85,6 +87,7 @@ use crate::kv_cache_config::KvCacheConfig;
 use crate::kv_cache_manager::KvCacheManager;
 use crate::output::{DraftStats, ScheduledRequest, SchedulerOutput};
 use crate::request::{FinishReason, Request, RequestStatus};
+use crate::state_snapshots::StateSave;
 use crate::tier::TierIndex;
 
 /// The place of a request in [`Scheduler::requests`].
@@ -116,6 +119,8 @@ pub struct Scheduler {
     tier: Option<TierIndex>,
     fetching: Option<Fetching>,
     kept: KeptRequests,
+    /// States that are to be kept and have not been taken yet.
+    state_saves: Vec<StateSave>,
     lookups: LookupCounts,
     totals: Totals,
     usage: StepTotals,
@@ -151,10 +156,15 @@ impl Scheduler {
     pub fn with_hasher(config: SchedulerConfig, kv: KvCacheConfig, hasher: BlockHasher) -> Result<Self, InvalidSchedulerConfig> {
         config.check()?;
         let num_blocks = kv.check()?;
-        let prefix_caching = kv.enable_prefix_caching && config.retain_kv;
+        // A block of keys and values is of no use without the states behind it.
+        let keeps_states = !config.has_states || config.num_state_snapshots > 0;
+        let prefix_caching = kv.enable_prefix_caching && config.retain_kv && keeps_states;
         let mut manager = KvCacheManager::new(num_blocks, kv.block_size, kv.groups, hasher, prefix_caching);
         if config.reserve_full_context {
             manager.keep_unseen_blocks();
+        }
+        if config.has_states && prefix_caching {
+            manager.keep_states(config.num_state_snapshots);
         }
         Ok(Self {
             manager,
@@ -177,6 +187,7 @@ impl Scheduler {
             tier: None,
             fetching: None,
             kept: KeptRequests::default(),
+            state_saves: Vec::new(),
             lookups: LookupCounts::default(),
             totals: Totals::default(),
             usage: StepTotals::default(),
@@ -283,7 +294,8 @@ impl Scheduler {
         } else {
             let share = self.share_of(tenant, uncomputed).min(self.allowance_of(index, uncomputed).max(1));
             let wanted = self.most_of_budget(uncomputed, *budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX)).min(share);
-            self.with_whole_spans(index, wanted)
+            let end = computed + self.with_whole_spans(index, wanted);
+            before_snapshot(&self.request(index).snapshot_places, computed, end) - computed
         };
         let reserved = self.config.reserve_full_context.then(|| self.config.max_model_len - computed);
         self.make_room(index, reserved.unwrap_or(wanted));
@@ -313,6 +325,7 @@ impl Scheduler {
             num_outputs: usize::from(end == request.num_tokens()),
             num_cached_tokens: request.num_cached_tokens.unwrap_or(0),
             miss: request.miss,
+            snapshot: request.blocks.snapshot,
         });
         if has_drafts {
             self.drafted.push((output.rows.len() - 1, index));
@@ -377,9 +390,10 @@ impl Scheduler {
             self.blocked = None;
         }
         commit_request(&mut self.manager, request);
+        self.keep_states_behind(index);
         match tokens {
             Some([]) => self.remove(index),
-            Some(_) if !self.config.retain_kv => free_request(&mut self.manager, request),
+            Some(_) if !self.config.retain_kv => self.drop_kv(index),
             _ => {}
         }
     }
@@ -390,9 +404,10 @@ impl Scheduler {
         if self.check_in_flight(output).is_err() {
             return Vec::new();
         }
-        self.in_flight = None;
         let rows = || output.rows.iter().map(|row| row.request_id);
+        // Still in flight: their states are not what the books say.
         let left = rows().filter(|id| self.is_running(*id) && self.abort_request(*id)).collect();
+        self.in_flight = None;
         if !output.copies.is_empty() {
             // Those that were kept while the step was in flight may hold one.
             for id in rows() {
@@ -432,8 +447,16 @@ impl Scheduler {
         self.remove(index);
     }
 
+    /// Takes a request's blocks, all of which it will compute again.
+    fn drop_kv(&mut self, index: RequestIndex) {
+        if let Some(request) = self.requests[index].as_mut() {
+            free_request(&mut self.manager, request);
+        }
+    }
+
     /// Takes a request out of its queue and frees its blocks.
     fn remove(&mut self, index: RequestIndex) {
+        self.keep_states_at_end(index);
         self.offer_held_blocks(index);
         self.leave_queue(index);
         let Some(mut request) = self.requests[index].take() else { return };

@@ -79,6 +79,9 @@ struct Pool {
     blocks_used: Gauge,
     blocks_total: Gauge,
     blocks_cached: Gauge,
+    snapshots_used: Gauge,
+    snapshots_total: Gauge,
+    snapshots_evicted: Counter,
     fragmented_bytes: Gauge,
     capacity: Gauge,
     event_batches: Counter,
@@ -169,6 +172,10 @@ impl Pool {
             blocks_total: make.gauge("mistralrs_kv_cache_blocks_total", "Blocks of the pool.")?,
             blocks_cached: make
                 .gauge("mistralrs_kv_cache_blocks_prefix_cached", "Free blocks that the prefix cache can find.")?,
+            snapshots_used: make.gauge("mistralrs_state_snapshots_used", "Snapshots of recurrent states that can be found.")?,
+            snapshots_total: make.gauge("mistralrs_state_snapshots_total", "Snapshots of recurrent states that can be kept.")?,
+            snapshots_evicted: make
+                .counter("mistralrs_state_snapshots_evicted_total", "Snapshots of recurrent states that had to go for others.")?,
             fragmented_bytes: make.gauge("mistralrs_kv_cache_fragmented_bytes", "Bytes of held blocks that no token fills.")?,
             capacity: make.gauge("mistralrs_sequences_capacity", "Choices that run at once at most.")?,
             event_batches: make.counter("mistralrs_kv_event_batches_total", "Batches of KV events that were published.")?,
@@ -372,6 +379,9 @@ impl Metrics {
         pool.blocks_used.set(stats.blocks_used as f64);
         pool.blocks_total.set(stats.blocks_total as f64);
         pool.blocks_cached.set(stats.blocks_cached as f64);
+        pool.snapshots_used.set(stats.state_snapshots_used as f64);
+        pool.snapshots_total.set(stats.state_snapshots_total as f64);
+        set_counter(&pool.snapshots_evicted, stats.state_snapshots_evicted);
         pool.fragmented_bytes.set(fragmented_bytes(stats, block_bytes));
         let mut page = Vec::new();
         let mut families = self.registry.gather();

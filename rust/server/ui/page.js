@@ -381,6 +381,7 @@ const REASONS = {
   identity: "Of another identity",
   partial_tail: "Ends within a block",
   window_evicted: "Its window is gone",
+  no_snapshot: "No snapshot of its states",
   disabled: "The cache is off",
   skipped: "Not looked up",
 };

@@ -107,6 +107,7 @@ impl Server for ContiguousServer {
                 num_outputs: usize::from(request.num_computed_tokens + num_scheduled_tokens == request.num_tokens),
                 num_cached_tokens: 0,
                 miss: None,
+                snapshot: None,
             });
         }
     }

@@ -125,6 +125,7 @@ mod tests {
             num_outputs: 1,
             num_cached_tokens: 0,
             miss: None,
+            snapshot: None,
         }
     }
 

@@ -125,6 +125,9 @@ pub struct EngineConfig {
     pub no_kv_cache: bool,
     /// Keeps blocks of ended requests findable.
     pub prefix_caching: bool,
+    /// Bytes of snapshots of recurrent layers' states, where prefix hits of such models end; 0: none, and no prefix cache.
+    /// `None`: 256 MiB, or eight snapshots where these take more.
+    pub state_snapshot_bytes: Option<u64>,
     /// Gives each request its whole context up front from the same pool (the naive baseline).
     pub no_paged_attn: bool,
     /// Who runs, and who gives way.
@@ -198,6 +201,7 @@ impl Default for EngineConfig {
             max_step_latency: Some(DEFAULT_MAX_STEP_LATENCY),
             no_kv_cache: false,
             prefix_caching: true,
+            state_snapshot_bytes: None,
             no_paged_attn: false,
             policies: Policies::default(),
             paged_attention: PagedAttentionConfig::default(),

@@ -12,11 +12,12 @@ use device::{
     cuda::{self, CudaBackend, CudaError, CudaReport, Library, LibraryPaths, NvidiaDriver},
     host::{num_physical_cores, trim_heap},
 };
-use paged::{FairnessPolicy, Scheduler, SchedulerConfig};
+use paged::{FairnessPolicy, KvCacheConfig, Scheduler, SchedulerConfig};
 
 use super::{
     Device, EngineConfig, LoadProgress, Loaded, MemoryPlan, ModelSource, Shared, draft, events,
     plan::{PlannedDevices, PlannedModel, device_dtype, plan, plan_workspaces, precision, weight_bytes},
+    snapshots::{self, needs_whole_prompts},
     text_files::{TextFiles, dialect},
     thread::{Drafter, EngineThread},
     tier,
@@ -156,11 +157,6 @@ pub(super) fn planned_bytes(files: &ModelFiles, config: &EngineConfig, backend: 
     weight_bytes(model, config, PlannedDevices::Own { backend, loaded: 0 })
 }
 
-/// Whether a prompt of a model must be computed in one step: each of its tokens is needed beside the others.
-fn needs_whole_prompts(decoder: &DecoderConfig, embedding: Option<&EmbeddingConfig>) -> bool {
-    decoder.sees_ahead() || embedding.is_some_and(EmbeddingConfig::needs_all_tokens)
-}
-
 /// Whether a model can be run for what it is loaded for.
 fn check_kind(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<&EmbeddingConfig>) -> Result<(), EngineError> {
     if decoder.sees_ahead() && embedding.is_none() {
@@ -170,6 +166,7 @@ fn check_kind(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<
             decoder.architecture
         )));
     }
+    snapshots::check(config, decoder, embedding)?;
     let refused = |text: String| Err(EngineError::NotSupported(text));
     if embedding.is_some() && config.speculation.is_some() {
         return refused("speculation is about answers, and embeddings have none: leave it out".into());
@@ -313,21 +310,11 @@ pub fn load_with_backend(
     let cache = &plan.cache;
     // One block more than is promised: the null block.
     let mut drafting = load_draft(draft.as_ref(), config, &plan, backend)?;
+    runner.keep_snapshots(plan.num_state_snapshots);
     runner.allocate_kv_with(drafting.as_mut(), (cache.num_gpu_blocks + 1, cache.block_size), &cache.groups)?;
-    let is_recurrent = files.config().is_recurrent();
-    if is_recurrent && config.speculation.is_some() {
-        let text = format!("drafts with {}, whose states cannot go back, are not supported", files.config().architecture);
-        return Err(EngineError::NotSupported(text));
-    }
-    // A block of keys and values is of no use without the states behind it.
-    let whole_prompts = needs_whole_prompts(files.config(), files.embedding());
-    let has_prefixes = config.prefix_caching && !is_recurrent && !whole_prompts;
-    events::check_cached(config, has_prefixes, files.config().architecture)?;
-    let kv = cache.kv_cache_config(has_prefixes, rand::random());
-    let limits = request_limits(&files, config, &plan, whole_prompts);
-    let longest_span = longest_span(&files, config);
-    let of_model = SchedulerConfig { whole_prompts, longest_span, has_states: is_recurrent, ..scheduler_config(config, &limits) };
-    let scheduler = Scheduler::new(of_model, kv.clone()).map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
+    let (scheduler, kv, limits) = new_scheduler(&files, config, &plan)?;
+    let longest_span = scheduler.config().longest_span;
+    let whole_prompts = scheduler.config().whole_prompts;
 
     let description = describe(&files, config, &plan, &**backend);
     for line in &description {
@@ -381,6 +368,32 @@ pub fn load_with_backend(
         kv_cache_bytes,
     };
     Ok((shared, thread))
+}
+
+/// A scheduler over the pool of a plan, what it is made from, and the limits that it keeps.
+fn new_scheduler(
+    files: &ModelFiles,
+    config: &EngineConfig,
+    plan: &MemoryPlan,
+) -> Result<(Scheduler, KvCacheConfig, RequestLimits), EngineError> {
+    let architecture = files.config().architecture;
+    let has_states = files.config().is_recurrent();
+    if has_states && config.speculation.is_some() {
+        let text = format!("drafts with {architecture}, whose states cannot go back, are not supported");
+        return Err(EngineError::NotSupported(text));
+    }
+    // A block of keys and values is of no use without the states behind it.
+    let num_state_snapshots = plan.num_state_snapshots;
+    let whole_prompts = needs_whole_prompts(files.config(), files.embedding());
+    let has_prefixes = config.prefix_caching && (!has_states || num_state_snapshots > 0) && !whole_prompts;
+    events::check_cached(config, has_prefixes, architecture)?;
+    let kv = plan.cache.kv_cache_config(has_prefixes, rand::random());
+    let limits = request_limits(files, config, plan, whole_prompts);
+    let longest_span = longest_span(files, config);
+    let of_engine = scheduler_config(config, &limits);
+    let of_model = SchedulerConfig { whole_prompts, longest_span, has_states, num_state_snapshots, ..of_engine };
+    let scheduler = Scheduler::new(of_model, kv.clone()).map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
+    Ok((scheduler, kv, limits))
 }
 
 /// How the model of a plan computes.

@@ -11,6 +11,7 @@ mod plan;
 mod prompt;
 mod re_isq;
 mod sequence;
+mod snapshots;
 mod submit;
 #[cfg(test)]
 mod tests;

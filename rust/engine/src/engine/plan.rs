@@ -14,7 +14,7 @@ use paged::{CacheConfig, ConfigError, KvShape, MemoryGpuConfig, ModelConfigLike,
 pub use bytes::DeviceBytes;
 use counter::Counter;
 
-use super::{EngineConfig, ModelDType};
+use super::{EngineConfig, ModelDType, snapshots};
 use crate::{
     EmbeddingConfig, EngineError, Isq,
     embedding::{self, Head},
@@ -55,6 +55,8 @@ pub struct MemoryPlan {
     pub max_model_len: usize,
     /// Whether that many requests of that length each are guaranteed.
     pub guaranteed: bool,
+    /// Snapshots of recurrent layers' states; 0 of models without.
+    pub num_state_snapshots: usize,
     pub(super) cache: CacheConfig,
     max_num_batched_tokens: usize,
     reserves_full_context: bool,
@@ -146,7 +148,7 @@ pub(super) fn weight_bytes(
     devices: PlannedDevices<'_>,
 ) -> Result<u64, EngineError> {
     let layers = KvLayers::of(&model, devices);
-    Ok(beside_kv(model, config, devices, &layers, 1)?.iter().map(|device| device.weights).sum())
+    Ok(beside_kv(model, config, devices, &layers, (1, 1))?.iter().map(|device| device.weights).sum())
 }
 
 /// Makes the plan: sizes the pool, and adds up everything else.
@@ -164,7 +166,7 @@ pub(super) fn plan(
     let limits =
         PoolLimits { max_num_seqs: config.max_num_seqs, max_num_batched_tokens: config.max_num_batched_tokens, max_model_len };
     let layers = KvLayers::of(&model, devices);
-    let bytes = beside_kv(model, config, devices, &layers, max_model_len)?;
+    let bytes = beside_kv(model, config, devices, &layers, (max_model_len, usize::MAX))?;
     let kv_dtype = model_dtype(config.dtype, model.config, devices);
     if let PlannedDevices::Own { backend, .. } = devices {
         check_kv_layers(backend, device_dtype(config.paged_attention.cache_type.resolve(kv_dtype)), model.config)?;
@@ -188,8 +190,9 @@ pub(super) fn plan(
         // A whole context is reserved for each request, so it can be no longer than the pool.
         max_model_len = naive_context(max_model_len, config, &cache)?;
     }
-    // Rope tables and partial results of attention grow no further than requests can.
-    let mut bytes = beside_kv(model, config, devices, &layers, cache.ledger.servable_tokens.min(max_model_len))?;
+    // Rope tables and partial results of attention grow no further than requests can, and snapshots are no more than blocks.
+    let (longest, num_blocks) = (cache.ledger.servable_tokens.min(max_model_len), cache.num_gpu_blocks);
+    let mut bytes = beside_kv(model, config, devices, &layers, (longest, num_blocks))?;
     for (bytes, ledger) in bytes.iter_mut().zip(&cache.ledger.devices) {
         bytes.kv_cache = ledger.pool_bytes;
     }
@@ -208,6 +211,7 @@ pub(super) fn plan(
         max_num_seqs: config.max_num_seqs,
         max_model_len,
         guaranteed: config.paged_attention.guaranteed,
+        num_state_snapshots: snapshots::count(config, model.config, model.embedding, num_blocks),
         cache,
         max_num_batched_tokens: config.max_num_batched_tokens,
         reserves_full_context: config.no_paged_attn,
@@ -350,13 +354,13 @@ impl ModelConfigLike for KvLayers<'_> {
     }
 }
 
-/// Everything but the KV cache, on each device, for requests of up to `longest` tokens.
+/// Everything but the KV cache, on each device, for requests of up to `longest` tokens and a pool of so many blocks.
 fn beside_kv(
     model: PlannedModel<'_>,
     config: &EngineConfig,
     devices: PlannedDevices<'_>,
     layers: &KvLayers<'_>,
-    longest: usize,
+    (longest, num_blocks): (usize, usize),
 ) -> Result<Vec<DeviceBytes>, EngineError> {
     if devices.len() == 0 {
         return Err(paged::ConfigError::NoDevices.into());
@@ -365,9 +369,10 @@ fn beside_kv(
     if let Some(embedding) = model.embedding {
         activations += embedding::buffer_bytes(embedding, max_logit_rows(config.max_num_seqs));
     }
-    let state_bytes = model.config.state_lens().iter().sum::<usize>() as u64 * size_of::<f32>() as u64;
-    let states = state_bytes.saturating_mul(config.max_num_seqs as u64);
-    let mut bytes = vec![DeviceBytes { states, activations, ..DeviceBytes::default() }; devices.len()];
+    let num_snapshots = snapshots::count(config, model.config, model.embedding, num_blocks);
+    let [states, state_snapshots] =
+        [config.max_num_seqs, num_snapshots].map(|slots| model.config.state_bytes().saturating_mul(slots as u64));
+    let mut bytes = vec![DeviceBytes { states, state_snapshots, activations, ..DeviceBytes::default() }; devices.len()];
     bytes[0].encoder_cache = model.encoder_cache_bytes;
     if config.adapters.is_some() {
         bytes[0].adapters = model.adapter_bytes + adapter_workspace_bytes(model.config, config);

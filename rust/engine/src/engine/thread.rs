@@ -21,7 +21,7 @@ use std::{
 };
 
 use device::host::trim_heap;
-use paged::{KvCacheConfig, PoolSnapshot, RequestId, Scheduler, SchedulerOutput, StepPacer};
+use paged::{KvCacheConfig, PoolSnapshot, RequestId, Scheduler, SchedulerOutput, StateSave, StepPacer};
 use rustc_hash::FxHashMap;
 
 pub use drafting::Drafter;
@@ -120,6 +120,8 @@ pub struct EngineThread {
     output: SchedulerOutput,
     batch: InputBatch,
     states: StateSlots,
+    /// States that are to be kept; empty but while they are.
+    state_saves: Vec<StateSave>,
     outputs: StepOutputs,
     /// Of models that see.
     sight: Option<Sight>,
@@ -170,6 +172,7 @@ impl EngineThread {
             output: SchedulerOutput::default(),
             batch: InputBatch::default(),
             states: StateSlots::default(),
+            state_saves: Vec::new(),
             outputs: StepOutputs::default(),
             sight: None,
             speculator: None,

@@ -481,6 +481,11 @@ impl DecoderConfig {
         self.layers.iter().any(|layer| layer.attention.mask == Mask::Full)
     }
 
+    /// Bytes of a request's states; 0 where no layer is recurrent.
+    pub fn state_bytes(&self) -> u64 {
+        self.state_lens().iter().sum::<usize>() as u64 * size_of::<f32>() as u64
+    }
+
     /// Whether there are recurrent layers.
     pub fn is_recurrent(&self) -> bool {
         self.layers.iter().any(|layer| layer.recurrent.is_some())

@@ -4,6 +4,7 @@ use super::{KvCacheManager, RequestBlocks};
 use crate::block_hash::CacheKey;
 use crate::ids::BlockId;
 use crate::prefix_index::NodeId;
+use crate::state_snapshots::SnapshotSlot;
 
 /// Why a prefix lookup ended where it did. Each speaks of the first block that was not found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub enum MissReason {
     PartialTail,
     /// The layers that see all tokens have it, but a sliding window that ends there is gone.
     WindowEvicted,
+    /// The blocks are there, but no snapshot of the recurrent layers' states is, and nobody can begin without.
+    NoSnapshot,
     /// The prefix cache is off.
     Disabled,
     /// The request asked not to look: it needs the logits of every position.
@@ -28,7 +31,7 @@ pub enum MissReason {
 
 impl MissReason {
     /// How many there are.
-    pub const COUNT: usize = 8;
+    pub const COUNT: usize = 9;
 
     /// All of them, in the order of [`crate::KvCacheStats::prefix_missed_tokens`].
     pub const ALL: [Self; Self::COUNT] = [
@@ -38,6 +41,7 @@ impl MissReason {
         Self::Identity,
         Self::PartialTail,
         Self::WindowEvicted,
+        Self::NoSnapshot,
         Self::Disabled,
         Self::Skipped,
     ];
@@ -51,6 +55,7 @@ impl MissReason {
             Self::Identity => "identity",
             Self::PartialTail => "partial_tail",
             Self::WindowEvicted => "window_evicted",
+            Self::NoSnapshot => "no_snapshot",
             Self::Disabled => "disabled",
             Self::Skipped => "skipped",
         }
@@ -70,6 +75,19 @@ pub struct PrefixHit {
     pub num_copies: usize,
     /// Why it is not all tokens but one; `None` if it is.
     pub miss: Option<MissReason>,
+    /// Tokens whose whole blocks are there, though perhaps no states behind them.
+    pub num_block_tokens: usize,
+    /// Of models with states, where those behind the hit lie.
+    pub snapshot: Option<SnapshotSlot>,
+}
+
+/// How many full blocks of a prompt are there.
+#[derive(Debug, Clone, Copy, Default)]
+struct Reach {
+    /// In every group, as far as a query behind them sees.
+    num_blocks: usize,
+    /// The same up to where states are there as well, of models that have any.
+    num_with_states: usize,
 }
 
 impl KvCacheManager {
@@ -83,23 +101,24 @@ impl KvCacheManager {
             return PrefixHit { miss: Some(MissReason::Disabled), ..PrefixHit::default() };
         }
         let max_tokens = tokens.len().saturating_sub(1);
-        let num_full = self.walk_full_blocks(&tokens[..max_tokens], key);
+        let reach = self.walk_full_blocks(&tokens[..max_tokens], key);
+        let tail = self.find_tail(reach.num_blocks, tokens, key);
+        let num_full = if tail.is_some() { reach.num_blocks } else { reach.num_with_states };
         let found_further = self.walked.get(num_full).copied();
         self.walked.truncate(num_full);
         let first = num_full * self.block_size;
         let rest = &tokens[first..tokens.len().min(first + self.block_size)];
-        let mut hit = PrefixHit { num_tokens: first, ..PrefixHit::default() };
-        if let Some(parent) = self.parent_of_block(num_full, key)
-            && let Some((node, common)) = self.pool.index().find_longest(parent, rest, |node| self.is_whole(node))
-            && max_tokens > first
-            && self.block_size > 1
-        {
+        let num_block_tokens = reach.num_blocks * self.block_size;
+        let mut hit = PrefixHit { num_tokens: first, num_block_tokens, ..PrefixHit::default() };
+        if let Some((node, num_tail_tokens)) = tail {
             self.walked_tail = Some(node);
-            hit.num_tokens += common.min(max_tokens - first).min(self.block_size - 1);
+            hit.num_tokens += num_tail_tokens;
             hit.num_copies = self.runs.len();
         }
+        hit.snapshot = self.walked_tail.or(self.walked.last().copied()).and_then(|node| self.pool.snapshots().get(node));
         if hit.num_tokens < max_tokens {
-            hit.miss = Some(self.miss_reason(found_further, rest, key));
+            let has_blocks = hit.num_tokens < hit.num_block_tokens;
+            hit.miss = Some(if has_blocks { MissReason::NoSnapshot } else { self.miss_reason(found_further, rest, key) });
         }
         for group in 0..self.runs.len() {
             let first = self.first_kept_by_hit(group, num_full);
@@ -112,9 +131,26 @@ impl KvCacheManager {
         hit
     }
 
+    /// What begins like the tokens behind `num_full` walked blocks, and how many tokens of it are of use: of models with states,
+    /// all that it has, for its states are behind these.
+    fn find_tail(&self, num_full: usize, tokens: &[u32], key: CacheKey<'_>) -> Option<(NodeId, usize)> {
+        let first = num_full * self.block_size;
+        let most = tokens.len().saturating_sub(first + 1).min(self.block_size - 1);
+        let parent = self.parent_of_block(num_full, key).filter(|_| most > 0)?;
+        let index = self.pool.index();
+        if self.has_states {
+            let rest = &tokens[first..first + most];
+            let is_there = |node| self.pool.snapshots().get(node).is_some() && index.begins(node, rest) && self.is_whole(node);
+            return index.find_longest(parent, rest, is_there);
+        }
+        let rest = &tokens[first..tokens.len().min(first + self.block_size)];
+        let (node, common) = index.find_longest(parent, rest, |node| self.is_whole(node))?;
+        Some((node, common.min(most)))
+    }
+
     /// Walks as many full blocks of `tokens` as there are; returns how many of them make a hit.
-    fn walk_full_blocks(&mut self, tokens: &[u32], key: CacheKey<'_>) -> usize {
-        let mut hit_blocks = 0;
+    fn walk_full_blocks(&mut self, tokens: &[u32], key: CacheKey<'_>) -> Reach {
+        let mut reach = Reach::default();
         self.runs.fill(0);
         for block_tokens in tokens.chunks_exact(self.block_size) {
             let Some(parent) = self.parent_of_block(self.walked.len(), key) else { break };
@@ -133,16 +169,23 @@ impl KvCacheManager {
                 break;
             }
             if every_group_accepts {
-                hit_blocks = self.walked.len();
+                reach.num_blocks = self.walked.len();
+                if !self.has_states || self.pool.snapshots().get(node).is_some() {
+                    reach.num_with_states = self.walked.len();
+                }
             }
         }
-        hit_blocks
+        reach
     }
 
     /// What block `index` stands behind; the blocks before it have been walked.
     fn parent_of_block(&self, index: usize, key: CacheKey<'_>) -> Option<NodeId> {
-        let parent = self.node_before_block(index, key)?;
-        if key.is_salted_at(index) { self.pool.index().find_salt(parent, key.salt) } else { Some(parent) }
+        self.behind_salt(self.node_before_block(index, key)?, index, key)
+    }
+
+    /// What block `index` stands behind if it is behind `node`.
+    pub(super) fn behind_salt(&self, node: NodeId, index: usize, key: CacheKey<'_>) -> Option<NodeId> {
+        if key.is_salted_at(index) { self.pool.index().find_salt(node, key.salt) } else { Some(node) }
     }
 
     fn node_before_block(&self, index: usize, key: CacheKey<'_>) -> Option<NodeId> {
@@ -203,6 +246,10 @@ impl KvCacheManager {
         blocks.tail = self.walked.last().copied();
         if let Some(node) = blocks.tail {
             self.pool.index_mut().pin(node);
+        }
+        blocks.snapshot = hit.snapshot;
+        if let Some(slot) = hit.snapshot {
+            self.pool.snapshots_mut().hold(slot);
         }
         self.walked.clear();
         self.walked_tail = None;

@@ -21,28 +21,38 @@ impl KvCacheManager {
     }
 
     /// Makes the last, partial block of a request that is about to let go of its blocks findable by the computed tokens
-    /// in it, unless what is cached already begins with them.
+    /// in it, unless what is cached already begins with them. Without states behind it nobody could begin there.
     pub fn cache_tail(&mut self, blocks: &mut RequestBlocks, tokens: &[u32], key: CacheKey<'_>, num_computed_tokens: usize) {
         let first = blocks.num_published * self.block_size;
         let is_tail = (1..self.block_size).contains(&(num_computed_tokens.saturating_sub(first)));
-        if !is_tail || !self.enable_prefix_caching || blocks.generation != self.generation {
+        if !is_tail || self.has_states || !self.publishes(blocks) {
             return;
         }
         let tail = &tokens[first..num_computed_tokens];
+        let parent = match blocks.tail {
+            Some(tail) => Some(tail),
+            None => self.pool.index().find_root(key.identity),
+        };
+        let parent = parent.and_then(|parent| self.behind_salt(parent, blocks.num_published, key));
+        let is_whole = |node| self.is_whole(node);
+        let longest = parent.and_then(|parent| self.pool.index().find_longest(parent, tail, is_whole));
+        if longest.is_none_or(|(_, common)| common < tail.len()) {
+            let node = self.publish_tail(blocks, tail, key);
+            self.pool.index_mut().unpin(node);
+        }
+    }
+
+    /// Makes the block behind the full ones findable by `tail`, the computed tokens in it; returns its node, pinned.
+    pub(super) fn publish_tail(&mut self, blocks: &mut RequestBlocks, tail: &[u32], key: CacheKey<'_>) -> NodeId {
         if let Some(end) = blocks.tail {
             self.pool.index_mut().pin(end);
         }
         let parent = self.pin_parent(blocks, key);
-        let longest = self.pool.index().find_longest(parent, tail, |node| self.is_whole(node));
-        if longest.is_some_and(|(_, common)| common == tail.len()) {
-            self.pool.index_mut().unpin(parent);
-            return;
-        }
         let node = self.pool.index_mut().pin_child(parent, tail);
         self.to_free.clear();
         self.publish_block(blocks, blocks.num_published, node);
         self.release();
-        self.pool.index_mut().unpin(node);
+        node
     }
 
     /// Whether what a request computes will be findable.

@@ -2,6 +2,7 @@
 
 use crate::ids::BlockId;
 use crate::prefix_index::NodeId;
+use crate::state_snapshots::SnapshotSlot;
 
 /// The blocks of one request: a block table for each KV group, all of one length.
 ///
@@ -20,6 +21,8 @@ pub struct RequestBlocks {
     pub(super) generation: u64,
     /// Where others may begin to differ: the windows that end there are worth keeping.
     pub(super) num_prompt_tokens: usize,
+    /// Where its states lie until its first row has run.
+    pub(crate) snapshot: Option<SnapshotSlot>,
 }
 
 impl RequestBlocks {
@@ -32,6 +35,7 @@ impl RequestBlocks {
             tail: None,
             generation: 0,
             num_prompt_tokens,
+            snapshot: None,
         }
     }
 

@@ -105,6 +105,8 @@ impl Scheduler {
             num_computed_tokens: 0,
             num_cached_tokens: None,
             miss: None,
+            snapshot_places: Vec::new(),
+            num_found_tokens: 0,
             blocks: RequestBlocks::new(self.manager.groups().groups.len(), num_prompt_tokens),
             tier_keys: Vec::new(),
         };
@@ -125,6 +127,7 @@ impl Scheduler {
     pub(super) fn wait(&mut self, index: RequestIndex) {
         let standing = self.request(index).standing;
         self.waiting.insert(&standing, index);
+        self.ask_for_snapshots(index);
     }
 
     /// Puts a request among those that run, in its rank.
@@ -225,6 +228,7 @@ impl Scheduler {
 
     pub(super) fn admit(&mut self, index: RequestIndex, hit: PrefixHit) {
         self.take_hit(index, hit);
+        self.plan_snapshots(index, hit);
         let standing = self.request(index).standing;
         self.waiting.remove(&standing);
         self.waiting.pass_turn(&standing);

@@ -28,6 +28,10 @@ pub struct SchedulerConfig {
     /// Requests have states beside their blocks, and only of their last computed token: a fork shares what is computed only if
     /// it goes on from there.
     pub has_states: bool,
+    /// Of those, snapshots that are kept for prefix hits, which end at one; without any there is no prefix cache.
+    pub num_state_snapshots: usize,
+    /// Tokens that a snapshot must save whoever begins with it, where it takes a step of its own to make.
+    pub min_snapshot_tokens: usize,
     /// Gives each request the blocks of `max_model_len` tokens when it is admitted, and keeps them: the baseline
     /// that paging improves on.
     pub reserve_full_context: bool,
@@ -48,6 +52,8 @@ pub struct SchedulerConfig {
 const DEFAULT_DRR_QUANTUM: usize = 256;
 /// A second preemption may be bad luck; a third would be a pattern.
 const DEFAULT_MAX_PREEMPTIONS: u32 = 2;
+/// A processor computes so many tokens of a prompt in the time of about six steps of one token.
+const DEFAULT_MIN_SNAPSHOT_TOKENS: usize = 64;
 
 impl SchedulerConfig {
     /// These limits, and the defaults of everything else: whole chunks, KV retained, contexts paged, admission
@@ -62,6 +68,8 @@ impl SchedulerConfig {
             longest_span: 1,
             retain_kv: true,
             has_states: false,
+            num_state_snapshots: 0,
+            min_snapshot_tokens: DEFAULT_MIN_SNAPSHOT_TOKENS,
             reserve_full_context: false,
             admission: AdmissionPolicy::default(),
             victim: VictimPolicy::default(),
@@ -85,6 +93,10 @@ impl SchedulerConfig {
             let longest = self.max_model_len - 1;
             at_least("max_num_batched_tokens", self.max_num_batched_tokens, longest, "a whole prompt is computed in one step")?;
             at_least("max_chunk_len", self.max_chunk_len.unwrap_or(longest), longest, "a whole prompt is computed in one step")?;
+        }
+        if self.num_state_snapshots > 0 && !self.has_states {
+            let (field, value) = ("num_state_snapshots", self.num_state_snapshots);
+            return Err(InvalidSchedulerConfig { field, value, requirement: "without states 0 is all there is" });
         }
         at_least("drr_quantum", self.drr_quantum, 1, "at least 1 is needed")?;
         at_least("max_preemptions", self.max_preemptions as usize, 1, "at least 1 is needed")

@@ -76,6 +76,7 @@ impl Scheduler {
         let pool = self.manager.pool();
         let block_size = self.manager.block_size();
         let (slots_held, slots_live) = self.slots_held_and_live();
+        let snapshots = pool.snapshots().counts();
         KvCacheStats {
             blocks_total: pool.num_blocks(),
             blocks_used: pool.num_used_blocks(),
@@ -90,6 +91,10 @@ impl Scheduler {
             prefix_missed_tokens: self.lookups.missed,
             resumed_queried_tokens: self.lookups.resumed_queried,
             resumed_hit_tokens: self.lookups.resumed_hit,
+            state_snapshots_total: snapshots.total,
+            state_snapshots_used: snapshots.used,
+            state_snapshots_taken: snapshots.taken,
+            state_snapshots_evicted: snapshots.evicted,
             preemptions: self.totals.preemptions,
             recomputed_tokens: self.totals.recomputed_tokens,
             deadlines_missed: self.totals.deadlines_missed,

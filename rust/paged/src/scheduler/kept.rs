@@ -50,6 +50,7 @@ impl Scheduler {
         if self.request(index).status == RequestStatus::Kept {
             return false;
         }
+        self.keep_states_at_end(index);
         self.leave_queue(index);
         let Some(request) = self.requests[index].as_mut() else { return false };
         request.status = RequestStatus::Kept;

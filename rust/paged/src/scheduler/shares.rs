@@ -2,6 +2,7 @@
 
 use super::Scheduler;
 use super::policy::FairnessPolicy;
+use super::snapshots::before_snapshot;
 use super::spans::before_span;
 use crate::output::SchedulerOutput;
 use crate::request::{Request, Tenant};
@@ -140,7 +141,9 @@ impl Scheduler {
             if *budget == 0 {
                 return;
             }
-            let Some(Request { tokens, blocks, spans, .. }) = self.requests[self.indices[&row.request_id]].as_mut() else {
+            let Some(Request { tokens, blocks, spans, snapshot_places, .. }) =
+                self.requests[self.indices[&row.request_id]].as_mut()
+            else {
                 continue;
             };
             let from = row.num_computed_tokens + row.num_scheduled_tokens;
@@ -148,7 +151,8 @@ impl Scheduler {
             let wanted = (tokens.len() - from).min(*budget).min(chunk_left);
             let more =
                 if self.config.reserve_full_context { wanted } else { self.manager.num_tokens_that_fit(blocks, from, wanted) };
-            let more = before_span(spans, from + more).saturating_sub(from);
+            let end = before_snapshot(snapshot_places, row.num_computed_tokens, from + more);
+            let more = before_span(spans, end).saturating_sub(from);
             if more > 0 && self.manager.allocate_slots(blocks, from, from + more, copies).is_ok() {
                 *budget -= more;
                 row.num_scheduled_tokens += more;

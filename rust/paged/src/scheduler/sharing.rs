@@ -5,6 +5,7 @@ use super::spans::before_span;
 use super::{RequestIndex, Scheduler};
 use crate::error::{AdmissionError, ForkError};
 use crate::ids::RequestId;
+use crate::kv_cache_manager::PrefixHit;
 use crate::request::{ForkRequest, NewRequest, Request, RequestStatus};
 
 impl Scheduler {
@@ -71,6 +72,8 @@ impl Scheduler {
         let has_room = self.config.admission != AdmissionPolicy::Reserved
             || self.reserved_blocks(self.request(index)) <= self.unreserved_blocks();
         if is_running && has_seat && has_room && has_state && self.share(source_index, index, num_shared_tokens) {
+            let num_tokens = num_shared_tokens;
+            self.plan_snapshots(index, PrefixHit { num_tokens, ..PrefixHit::default() });
             self.run(index);
         } else {
             self.wait(index);
@@ -109,6 +112,9 @@ impl Scheduler {
         let follower = self.request(index);
         if follower.skip_prefix_lookup || !self.manager.prefix_caching() {
             return None;
+        }
+        if self.manager.has_states() {
+            return self.leader_with_states(index).map(|leader| self.request(leader).id);
         }
         let block_size = self.manager.block_size();
         let key = follower.cache_key(block_size);

@@ -22,7 +22,7 @@ impl Scheduler {
             (&request.identity, &request.cache_salt, request.public_prefix_len, request.skip_prefix_lookup).hash(state);
             (standing.rank.priority, standing.deadline, standing.tenant).hash(state);
             standing.cost.preemptions.min(self.config.max_preemptions).hash(state);
-            request.blocks.num_published_blocks().hash(state);
+            (request.blocks.num_published_blocks(), &request.snapshot_places, request.num_found_tokens).hash(state);
             for group in 0..self.num_groups() {
                 for block in request.blocks.table(group) {
                     self.hash_block(*block, &mut names, state);
@@ -33,6 +33,8 @@ impl Scheduler {
         for block in free {
             self.hash_block(block, &mut names, state);
         }
+        let pool = self.manager.pool();
+        pool.snapshots().nodes().for_each(|node| pool.index().hash(node).hash(state));
         let place = |index: &usize| indices.iter().position(|other| other == index);
         self.kept.holding().map(place).for_each(|place| place.hash(state));
         self.blocked.map(|blocked| (place(&blocked.index), blocked.needed)).hash(state);

@@ -22,11 +22,12 @@ pub(super) struct Fetching {
 
 impl Scheduler {
     /// Begins to offer blocks to a tier and to look for them there. What the tier has is told by [`Self::tier_has`].
-    /// Without a prefix cache nothing is offered or fetched.
+    /// Without a prefix cache nothing is offered or fetched, nor of models with states: a tier keeps none.
     pub fn attach_tier(&mut self, config: TierConfig) {
         // Keys are those of the tier before.
         self.requests.iter_mut().flatten().for_each(|request| request.tier_keys.clear());
-        self.tier = self.manager.prefix_caching().then(|| TierIndex::new(config));
+        let is_of_use = self.manager.prefix_caching() && !self.manager.has_states();
+        self.tier = is_of_use.then(|| TierIndex::new(config));
     }
 
     /// Offers and looks up no more: the tier has failed. What is being fetched is still to be answered with [`Self::swapped_in`].

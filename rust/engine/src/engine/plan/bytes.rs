@@ -16,6 +16,8 @@ pub struct DeviceBytes {
     pub kv_cache: u64,
     /// States of recurrent layers, of as many requests as run at once.
     pub states: u64,
+    /// Snapshots of such states, for prefix hits to begin with.
+    pub state_snapshots: u64,
     /// Activations of a step, logits, and rope tables.
     pub activations: u64,
     /// Buffers of the kernels.
@@ -45,11 +47,12 @@ impl DeviceBytes {
     }
 
     /// By name, for a table.
-    pub(super) fn lines(&self) -> [(&'static str, u64); 11] {
+    pub(super) fn lines(&self) -> [(&'static str, u64); 12] {
         [
             ("weights", self.weights),
             ("KV cache", self.kv_cache),
             ("states", self.states),
+            ("snapshots", self.state_snapshots),
             ("activations", self.activations),
             ("workspaces", self.workspaces),
             ("graphs", self.graphs),
@@ -86,7 +89,7 @@ impl DeviceBytes {
     }
 
     fn counted_beside_kv(&self) -> u64 {
-        let working = self.states + self.activations + self.workspaces + self.graphs;
+        let working = self.states + self.state_snapshots + self.activations + self.workspaces + self.graphs;
         self.weights + working + self.tokenizer + self.encoder_cache + self.adapters
     }
 

@@ -101,6 +101,8 @@ impl EngineThread {
         if !self.runner.config().is_recurrent() {
             return;
         }
+        // Those who have ended may lose their places.
+        self.save_states();
         match self.states.fork(&self.scheduler, [source, child], self.scheduler.config().max_num_seqs) {
             Ok(Some((from, to))) => self.runner.copy_states(from, to),
             Ok(None) => {}
@@ -109,6 +111,21 @@ impl EngineThread {
                 self.end(child, &End::error(&error.to_string()));
             }
         }
+    }
+
+    /// Keeps the states that others may begin with.
+    pub(super) fn save_states(&mut self) {
+        let mut saves = std::mem::take(&mut self.state_saves);
+        self.scheduler.take_state_saves(&mut saves);
+        for save in saves.drain(..) {
+            if let Some((from, to)) = self.states.save(&save, self.scheduler.config().max_num_seqs) {
+                self.runner.copy_states(from, to);
+            } else {
+                tracing::error!("the states behind {} tokens of a request are not kept: they are not there", save.num_tokens);
+                self.scheduler.forget_snapshot(save.slot);
+            }
+        }
+        self.state_saves = saves;
     }
 
     /// Ends a request whose last token has been delivered, and keeps its blocks if they are asked for.
@@ -144,14 +161,20 @@ impl EngineThread {
         let runs = |active: &ActiveChoice| active.request_number == number && (active.choice == choice || active.leads);
         let found = self.active.iter().find(|(_, active)| runs(active)).map(|(id, active)| (*id, active.rope));
         let id = self.new_request_id();
-        let (Some((source, rope)), Some(request)) =
-            (found, self.requests.get(&number).filter(|request| choice < request.num_choices()))
-        else {
+        let is_choice = self.requests.get(&number).is_some_and(|request| choice < request.num_choices());
+        let Some((source, rope)) = found.filter(|_| is_choice) else {
             return Err(EngineError::InvalidArgument(format!(
                 "choice {choice} does not run: ask while it does, or for its sequence at the end, with keep"
             )));
         };
-        let copied = self.scheduler.fork(source, ForkRequest::new(id, 1)).is_ok() && self.scheduler.keep_request(id);
+        let forked = self.scheduler.fork(source, ForkRequest::new(id, 1)).is_ok();
+        if forked {
+            self.fork_states(source, id);
+        }
+        let copied = forked && self.scheduler.keep_request(id);
+        let Some(request) = self.requests.get(&number) else {
+            return Err(EngineError::InvalidArgument(format!("the request of choice {choice} has just ended")));
+        };
         Ok(request.sequence(choice, copied.then(|| Arc::new(Kept { id, rope, inbox }))))
     }
 }

@@ -46,6 +46,7 @@ impl EngineThread {
                 request.count_preemption();
             }
         }
+        self.save_states();
         // First out: what comes in may take the place of what was freed.
         self.swap_out();
         self.swap_in(&output);
@@ -140,7 +141,10 @@ impl EngineThread {
         self.batch.build(&self.scheduler, output, layout, of_request);
         if self.runner.config().is_recurrent() {
             let num_slots = self.scheduler.config().max_num_seqs;
-            self.states.assign(&self.scheduler, output, num_slots, &mut self.batch.step.state_slots)?;
+            let restored = self.states.assign(&self.scheduler, output, num_slots, &mut self.batch.step.state_slots)?;
+            for (from, to) in restored {
+                self.runner.copy_states(from, to);
+            }
         }
         self.set_adapters(output);
         self.runner.copy_blocks(&output.copies)?;
@@ -213,6 +217,7 @@ impl EngineThread {
         }
         match self.scheduler.update(output, &outputs.tokens()) {
             Ok(()) => {
+                self.save_states();
                 // Before anyone hears of it: who has the answer may end the process.
                 self.swap_out();
                 let mut last = None;
