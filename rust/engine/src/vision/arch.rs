@@ -64,7 +64,7 @@ impl VisionConfig {
         };
         let vision = whole.child("vision_config")?.ok_or_else(|| whole.error("vision_config", "is missing"))?;
         let config = (family.read)(&Reader { whole, vision, decoder, processor })?;
-        config.check(decoder).map_err(|why| EngineError::Load(format!("{}: `vision_config` {why}", whole.what)))?;
+        config.check(decoder).map_err(|why| EngineError::Load(format!("{}: the image encoder {why}", whole.what)))?;
         Ok(config)
     }
 
@@ -188,7 +188,7 @@ impl Reader<'_, '_> {
             has_pre_norm: false,
             has_post_norm: true,
             windows: None,
-            names: &SIGLIP,
+            names: SIGLIP,
         })
     }
 
@@ -209,6 +209,7 @@ impl Reader<'_, '_> {
             resampler: None,
             deep: Vec::new(),
             places: PLACES,
+            has_own_file: false,
             processor: self.processor.clone(),
         })
     }
@@ -246,6 +247,7 @@ const SIGLIP: TowerNames = TowerNames {
     gate: "",
     up: "encoder.layers.*.mlp.fc1",
     down: "encoder.layers.*.mlp.fc2",
+    is_paired: false,
 };
 
 const PIXTRAL: TowerNames = TowerNames {
@@ -265,6 +267,7 @@ const PIXTRAL: TowerNames = TowerNames {
     gate: "transformer.layers.*.feed_forward.gate_proj",
     up: "transformer.layers.*.feed_forward.up_proj",
     down: "transformer.layers.*.feed_forward.down_proj",
+    is_paired: false,
 };
 
 const QWEN2: TowerNames = TowerNames {
@@ -280,6 +283,7 @@ const QWEN2: TowerNames = TowerNames {
     gate: "",
     up: "blocks.*.mlp.fc1",
     down: "blocks.*.mlp.fc2",
+    is_paired: false,
 };
 
 const QWEN2_5: TowerNames =
@@ -413,7 +417,7 @@ fn mistral3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
         positions: Positions::Rotary { theta: theta.unwrap_or(10_000.0), takes_turns: true },
         has_pre_norm: true,
         has_post_norm: false,
-        names: &PIXTRAL,
+        names: PIXTRAL,
         ..tower
     };
     let merge = reader.whole.size("spatial_merge_size")?.unwrap_or(2);
@@ -455,7 +459,7 @@ fn qwen_tower(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<TowerConfig
         has_pre_norm: false,
         has_post_norm: false,
         windows: None,
-        names: &QWEN2,
+        names: QWEN2,
     })
 }
 
@@ -476,7 +480,7 @@ fn qwen2_5_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     }
     let full_layers = reader.vision.layers("fullatt_block_indexes")?.unwrap_or_else(|| vec![7, 15, 23, 31]);
     let windows = Some(Windows { side, full_layers });
-    qwen(reader, "qwen2_5_vl", TowerConfig { norm: NormKind::Rms, is_gated: true, windows, names: &QWEN2_5, ..tower })
+    qwen(reader, "qwen2_5_vl", TowerConfig { norm: NormKind::Rms, is_gated: true, windows, names: QWEN2_5, ..tower })
 }
 
 /// Qwen3-VL (arXiv:2511.21631).
@@ -490,7 +494,7 @@ fn qwen3_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
         intermediate_size: reader.size("intermediate_size", 4304)?,
         activation: Reader::activation(&reader.vision, "hidden_act", "gelu_pytorch_tanh")?,
         positions: Positions::Interpolated { side, theta },
-        names: &QWEN3,
+        names: QWEN3,
         ..tower
     };
     let merge = reader.size("spatial_merge_size", 2)?;

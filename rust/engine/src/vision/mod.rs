@@ -11,13 +11,14 @@ mod arch;
 pub(crate) mod config;
 mod grid;
 mod layout;
+pub(crate) mod mmproj;
 mod projector;
 pub(crate) mod prompt;
 mod resampler;
 mod tower;
 mod weights;
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use device::{Backend, Constant, Precision};
 use images::{Processed, RgbImage};
@@ -34,12 +35,14 @@ use resampler::Resampler;
 use tower::Tower;
 
 /// How a model sees.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VisionOptions {
     /// An image whose longer edge has more pixels is made smaller first.
     pub max_edge: Option<usize>,
     /// Bytes that outputs of the encoder may take; 256 MiB unless given.
     pub cache_bytes: Option<u64>,
+    /// The image encoder of a GGUF file, which is a GGUF file of its own.
+    pub mmproj: Option<PathBuf>,
 }
 
 /// Bytes that outputs of the encoder may take, unless given: some hundreds of images.
@@ -121,13 +124,17 @@ impl ImageEncoder {
             Some(resampler) => Connector::Resampler(Resampler::new(weights, places, resampler, precision)?),
             None => Connector::Projector(Projector::new(weights, places, &config.projector, &config.tower)?),
         };
-        Ok(Self {
+        let encoder = Self {
             tower: Tower::new(weights, config.places.tower, &config.tower, precision)?,
             connector,
             deep: deep_projectors(weights, config)?,
             newline,
             config: config.clone(),
-        })
+        };
+        if config.has_own_file {
+            mmproj::check_rest(weights, config)?;
+        }
+        Ok(encoder)
     }
 
     /// Vectors of a row of an image.
