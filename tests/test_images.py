@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import mmproj
 import numpy
 import openai
 import PIL.Image
@@ -389,11 +390,48 @@ def test_the_command_sees(capsys: pytest.CaptureFixture[str]) -> None:
     assert "missing.png" in capsys.readouterr().err
 
 
+def test_a_gguf_file_sees_with_its_encoder_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder("qwen3_vl")
+    mmproj.language(source, tmp_path / "model.gguf")
+    mmproj.encoder(source, tmp_path / "mmproj.gguf")
+    which = Which.GGUF(str(tmp_path), "model.gguf", dtype=ModelDType.F32, mmproj_filename="mmproj.gguf", max_edge=448)
+    assert pickle.loads(pickle.dumps(which)) == which
+    assert (which.mmproj_filename, which.max_edge) == ("mmproj.gguf", 448)
+    runner = Runner(which=which, pa_ctxt_len=2048, num_threads=2)
+    messages = about(file(model="qwen3_vl"))
+    assert ids(ask(messages, runner)) == ids(ask(messages, seeing("qwen3_vl")))
+    common = ["--dtype", "f32", "--temperature", "0", "--max-tokens", "4", "--pa-context-len", "2048"]
+    model = ["-m", str(tmp_path), "-f", "model.gguf", "--mmproj", str(tmp_path / "mmproj.gguf")]
+    image = str(file(model="qwen3_vl"))
+    assert cli.main(["run", "multimodal", *model, *common, "-i", "describe the image", "--image", image]) == 0
+    seen = capsys.readouterr().out
+    assert cli.main(["run", "multimodal", "-m", str(source), *common, "-i", "describe the image", "--image", image]) == 0
+    assert seen == capsys.readouterr().out
+
+
+def test_an_encoder_s_file_is_named_where_it_is_wanted(tmp_path: Path) -> None:
+    text_model = str(GOLDEN / "gguf" / "llama.gguf")
+    with pytest.raises(ValueError, match="`max_edge` is about images, which a GGUF file sees with mmproj_filename"):
+        Runner(which=Which.GGUF(text_model, max_edge=64))
+    with pytest.raises(ValueError, match="adapters with images"):
+        Runner(which=Which.GGUF(text_model, mmproj_filename="x.gguf", adapters=[]))
+    with pytest.raises(ValueError, match=r"mmproj_filename='x\.gguf' is no file beside"):
+        Runner(which=Which.GGUF(text_model, mmproj_filename="x.gguf"))
+    with pytest.raises(ValueError, match=r"`general\.architecture` is `llama`; it must be `clip`"):
+        Runner(which=Which.GGUF(text_model, mmproj_filename="llama.gguf"))
+    with pytest.raises(TypeError, match="`mmproj_filename`"):
+        Which.GGUF(text_model, mmproj_filename=5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["serve", "multimodal", "--lora", "a=b"], "adapters with images"),
-        (["serve", "multimodal", "-m", "M", "-f", "x.gguf"], "Hugging Face folder"),
+        (["serve", "multimodal", "-m", "M", "-f", "x.gguf"], "name it with --mmproj"),
+        (["serve", "multimodal", "-m", "M", "--gqa", "8"], "--gqa goes with a GGML file"),
+        (["serve", "multimodal", "-m", "M", "--tok-model-id", "T"], "--tok-model-id goes with a GGUF file"),
+        (["serve", "multimodal", "-m", "M", "-f", "x", "--mmproj", "y", "--arch", "gemma3"], "--arch goes with a model"),
+        (["serve", "--mmproj", "x.gguf"], "--mmproj is about images"),
         (["serve", "multimodal", "--arch", "llama"], "--arch llama"),
         (["serve", "multimodal", "--pooling", "mean"], "--pooling is about embeddings"),
         (["serve", "--max-edge", "64"], "--max-edge is about images"),
