@@ -20,7 +20,7 @@ import numpy
 import openai
 import PIL.Image
 import pytest
-from conftest import GOLDEN, runner_of
+from conftest import GOLDEN, runner_of, wait_until_idle
 from test_server import Server, serving
 
 from mistral_paged import (
@@ -32,6 +32,7 @@ from mistral_paged import (
     RgbImage,
     Runner,
     Which,
+    aio,
     cli,
     loading,
     quantize,
@@ -177,6 +178,35 @@ def test_streams_and_asyncio_see_as_well() -> None:
         return await asyncio.gather(seeing().achat(request), seeing().achat(request))
 
     assert [answer.choices[0].message.content for answer in asyncio.run(both())] == [expected] * 2
+
+
+def test_tiles_are_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def submit(*arguments: Any) -> Any:
+        threads.append(threading.get_ident())
+        return aio_submit(*arguments)
+
+    aio_submit = aio.submit
+    monkeypatch.setattr(aio, "submit", submit)
+    options = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    image, text = (ChatCompletionRequest(messages, "default", **options) for messages in (about(file()), "describe the image"))
+
+    async def work() -> int:
+        await seeing().achat(text)
+        assert (await seeing().achat(image)).choices[0].message.content == ask(about(file())).choices[0].message.content
+        # A task that is cancelled while the other thread works leaves nothing behind.
+        task = asyncio.ensure_future(seeing().achat(image))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return threading.get_ident()
+
+    loop = asyncio.run(work())
+    assert threads[0] == loop
+    assert loop not in threads[1:]
+    wait_until_idle(seeing())
 
 
 def test_a_request_gives_its_images_back() -> None:

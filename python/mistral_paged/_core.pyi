@@ -61,6 +61,7 @@ __all__ = [
     "simulator_devices",
     "submit",
     "submit_embeddings",
+    "takes_long",
     "survey",
 ]
 
@@ -1378,6 +1379,7 @@ class PendingRequest:
 def submit_embeddings(
     runner: Runner, request: EmbeddingRequest, signal: EventSignal, model_id: str | None = None
 ) -> list[PendingRequest]: ...
+def takes_long(request: ChatCompletionRequest | CompletionRequest) -> bool: ...
 def submit(
     runner: Runner, request: ChatCompletionRequest | CompletionRequest, signal: EventSignal, model_id: str | None = None
 ) -> PendingRequest: ...

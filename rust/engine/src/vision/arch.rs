@@ -377,13 +377,6 @@ fn idefics2(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
 /// Gemma 3 (arXiv:2503.19786).
 fn gemma3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     let tower = reader.clip([768, 3072, 12, 12, 224, 16], "gelu_pytorch_tanh", 1e-6)?;
-    if reader.processor.pan_and_scan.is_some() {
-        let text = format!(
-            "{}: crops of images (`do_pan_and_scan` of the processor) are not computed: set it to false",
-            reader.whole.what
-        );
-        return Err(EngineError::NotSupported(text));
-    }
     let num_rows = reader.whole.size("mm_tokens_per_image")?.unwrap_or(256);
     let side = num_rows.isqrt();
     if side * side != num_rows {

@@ -109,7 +109,15 @@ impl VisionConfig {
                 format!("{AROUND}{}{AROUND}", vec![tile; image.num_tiles].join(AROUND))
             }
             Placeholder::Repeated => token.repeat(image.num_rows),
-            Placeholder::Between { before, after, .. } => format!("{before}{}{after}", token.repeat(image.num_rows)),
+            Placeholder::Between { before, after, .. } => {
+                let tile = format!("{before}{}{after}", token.repeat(image.num_rows / image.num_tiles.max(1)));
+                if image.num_tiles < 2 {
+                    return tile;
+                }
+                // As Gemma 3 was trained, whose crops stand behind the whole image.
+                let crops = vec![&tile[..]; image.num_tiles - 1].join(" ");
+                format!("Here is the original image {tile} and here are some crops to help you see better {crops}")
+            }
             Placeholder::Rows => {
                 let row = token.repeat(cols);
                 format!("{}[IMG_END]", vec![row; rows].join("[IMG_BREAK]"))
