@@ -61,6 +61,7 @@ MULTIMODAL_ARCHITECTURES = {
     "llava": MultimodalArchitecture.LLaVA,
     "llava_next": MultimodalArchitecture.LLaVANext,
     "mistral3": MultimodalArchitecture.Mistral3,
+    "phi3v": MultimodalArchitecture.Phi3V,
     "qwen2_5vl": MultimodalArchitecture.Qwen2_5VL,
     "qwen2vl": MultimodalArchitecture.Qwen2VL,
     "qwen3vl": MultimodalArchitecture.Qwen3VL,

@@ -124,6 +124,22 @@ fn every_family_sees_as_transformers_does() {
     }
 }
 
+#[test]
+fn a_configuration_may_have_the_language_model_s_keys_beside_the_encoder_s() {
+    // As Qwen2-VL lies on the hub.
+    let folder = edited("qwen2_vl", "config.json", "{", "{");
+    let path = folder.path().join("config.json");
+    let mut keys: serde_json::Map<_, _> = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let serde_json::Value::Object(mut text) = keys.remove("text_config").unwrap() else { panic!("an object") };
+    text.remove("model_type");
+    keys.extend(text);
+    std::fs::write(&path, serde_json::to_vec(&keys).unwrap()).unwrap();
+    let source = ModelSource::HuggingFace { path: folder.path().to_owned(), tokenizer_json: None };
+    let (flat, nested) = (Engine::load(&source, &self::config(), &|_| {}).unwrap(), engine("qwen2_vl", &self::config()));
+    let case = &golden("qwen2_vl").cases[0];
+    assert_eq!(bits(&run(&flat, request("qwen2_vl", case)).1), bits(&run(&nested, request("qwen2_vl", case)).1));
+}
+
 /// Gemma 3's folder with a processor that cuts long images.
 fn gemma3_with_crops() -> tempfile::TempDir {
     let copy = edited("gemma3_vision", "config.json", "{", "{");

@@ -14,7 +14,7 @@ use crate::{
     EmbeddingConfig, EmbeddingOptions, EngineError, Importance, Isq, ModelSource, embedding, importance,
     json::required_json,
     keys,
-    vision::{VisionConfig, VisionOptions, mmproj},
+    vision::{self, VisionConfig, VisionOptions, mmproj},
     weights::{self, GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat},
 };
 
@@ -45,7 +45,16 @@ fn text_model(mut whole: Map<String, Value>) -> Map<String, Value> {
             }
             text
         }
-        _ => whole,
+        _ => {
+            // Of some that see, the language model's keys stand beside those of the encoder.
+            let sees = |name: &str| vision::families().any(|family| family == name);
+            if whole.get("model_type").and_then(Value::as_str).is_some_and(sees) {
+                for key in ["vision_config", "img_processor", "embd_layer"] {
+                    whole.remove(key);
+                }
+            }
+            whole
+        }
     }
 }
 
@@ -125,7 +134,7 @@ impl ModelFiles {
         let Value::Object(object) = required_json(&path)? else {
             return Err(EngineError::Load(format!("{what}: not a JSON object")));
         };
-        let has_senses = ["vision_config", "audio_config"].iter().any(|key| object.contains_key(*key));
+        let has_senses = ["vision_config", "audio_config", "img_processor"].iter().any(|key| object.contains_key(*key));
         let fields = HfFields::new(&what, text_model(object));
         let (model_type, classes) = (fields.text("model_type")?, fields.texts("architectures")?.unwrap_or_default());
         let classes: Vec<_> = classes.iter().map(String::as_str).collect();

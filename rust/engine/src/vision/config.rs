@@ -223,6 +223,12 @@ pub enum Arrangement {
     /// The whole image first; then its tiles side by side without their padding, with a vector of its own behind each row
     /// (LLaVA-NeXT).
     Unpadded,
+    /// The tiles side by side, and the whole image, with a vector of its own behind each row and another between the two. These
+    /// are made of values of the tower's, as all others are (Phi-3-vision, arXiv:2404.14219).
+    Separated {
+        /// The whole image comes behind the tiles.
+        whole_last: bool,
+    },
 }
 
 /// The text that stands for an image.

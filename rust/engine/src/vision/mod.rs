@@ -20,10 +20,11 @@ mod weights;
 
 use std::{path::PathBuf, sync::Arc};
 
-use device::{Backend, Constant, Precision};
+use device::{Backend, Precision};
 use images::{Processed, RgbImage};
 use paged::{EncoderContent, EncoderItem, EncoderKey};
 
+pub(crate) use arch::families;
 pub(crate) use config::VisionConfig;
 pub(crate) use layout::ImageLayout;
 pub(crate) use weights::TowerWeights;
@@ -106,19 +107,13 @@ pub(crate) struct ImageEncoder {
     tower: Tower,
     connector: Connector,
     deep: Vec<Projector>,
-    newline: Option<Constant>,
+    /// Vectors of its own that stand between those of an image, one behind the other.
+    separators: Vec<f32>,
 }
 
 impl ImageEncoder {
     pub(crate) fn new(weights: &mut TowerWeights<'_>, config: &VisionConfig, precision: Precision) -> Result<Self, EngineError> {
-        let hidden = config.projector.layers.last().map_or(0, |layer| layer.out_features);
-        let newline = match config.arrangement {
-            Arrangement::Tiles => None,
-            Arrangement::Unpadded => {
-                let place = weights.place(config.places.newline, "image_newline")?;
-                Some(weights.constant(&format!("{place}image_newline"), &[hidden])?)
-            }
-        };
+        let separators = separators(weights, config)?;
         let places = config.places.projector;
         let connector = match &config.resampler {
             Some(resampler) => Connector::Resampler(Resampler::new(weights, places, resampler, precision)?),
@@ -128,7 +123,7 @@ impl ImageEncoder {
             tower: Tower::new(weights, config.places.tower, &config.tower, precision)?,
             connector,
             deep: deep_projectors(weights, config)?,
-            newline,
+            separators,
             config: config.clone(),
         };
         if config.has_own_file {
@@ -142,6 +137,17 @@ impl ImageEncoder {
         self.config.num_planes()
     }
 
+    /// Those between an image's vectors, of the decoder's width.
+    fn separators(&self, backend: &dyn Backend) -> Result<Vec<f32>, EngineError> {
+        match (&self.config.arrangement, &self.connector) {
+            (Arrangement::Separated { .. }, Connector::Projector(projector)) => {
+                let columns = self.config.projector.regroup.columns(self.config.tower.hidden_size);
+                projector.project(backend, self.separators.clone(), columns)
+            }
+            _ => Ok(self.separators.clone()),
+        }
+    }
+
     /// The vectors of an image, `[1 + deep, num_rows, hidden_size]`: those of its rows, then those that are added behind the
     /// decoder's first layers.
     pub(crate) fn encode(&mut self, backend: &dyn Backend, image: &PromptImage) -> Result<Vec<f32>, EngineError> {
@@ -150,7 +156,7 @@ impl ImageEncoder {
         let pairs: Vec<_> = tiles.iter().zip(&grids).collect();
         let taken: Vec<_> = self.config.deep.iter().map(|deep| deep.layer).collect();
         let mut states = self.tower.run(backend, &pairs, &taken)?;
-        let newline = self.newline.as_deref().map(|it| &it[..]);
+        let separators = self.separators(backend)?;
         let mut vectors = Vec::new();
         let mut outputs = Vec::with_capacity(tiles.len());
         for (states, grid) in states.iter_mut().zip(&grids) {
@@ -160,16 +166,33 @@ impl ImageEncoder {
                 Connector::Resampler(resampler) => resampler.run(backend, last)?,
             });
         }
-        vectors.extend(image.layout.arrange(&self.config, &outputs, newline));
+        vectors.extend(image.layout.arrange(&self.config, &outputs, &separators));
         for (place, projector) in self.deep.iter().enumerate() {
             let mut outputs = Vec::with_capacity(tiles.len());
             for (states, grid) in states.iter_mut().zip(&grids) {
                 outputs.push(projector.run(backend, &mut states[place], grid)?);
             }
-            vectors.extend(image.layout.arrange(&self.config, &outputs, newline));
+            vectors.extend(image.layout.arrange(&self.config, &outputs, &separators));
         }
         Ok(vectors)
     }
+}
+
+/// The vectors of its own that an encoder has: of the decoder's width, or of what is projected to it.
+fn separators(weights: &mut TowerWeights<'_>, config: &VisionConfig) -> Result<Vec<f32>, EngineError> {
+    let hidden = config.projector.layers.last().map_or(0, |layer| layer.out_features);
+    let columns = config.projector.regroup.columns(config.tower.hidden_size);
+    let named: &[(&str, &[usize])] = match config.arrangement {
+        Arrangement::Tiles => &[],
+        Arrangement::Unpadded => &[("image_newline", &[hidden])],
+        Arrangement::Separated { .. } => &[("sub_GN", &[1, 1, 1, columns]), ("glb_GN", &[1, 1, columns])],
+    };
+    let mut all = Vec::new();
+    for (name, shape) in named {
+        let place = weights.place(config.places.newline, name)?;
+        all.extend_from_slice(&weights.constant(&format!("{place}{name}"), shape)?);
+    }
+    Ok(all)
 }
 
 fn deep_projectors(weights: &mut TowerWeights<'_>, config: &VisionConfig) -> Result<Vec<Projector>, EngineError> {
