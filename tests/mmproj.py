@@ -80,7 +80,8 @@ def write(path: Path, entries: dict[str, Any], tensors: Tensors) -> None:
         out += text(key) + struct.pack("<I", kind) + data
     body = b""
     for name, values in tensors.items():
-        out += text(name) + struct.pack(f"<I{values.ndim}Q", values.ndim, *reversed(values.shape)) + struct.pack("<IQ", 0, len(body))
+        out += text(name) + struct.pack(f"<I{values.ndim}Q", values.ndim, *reversed(values.shape))
+        out += struct.pack("<IQ", 0, len(body))
         body += values.astype("<f4").tobytes()
         body += bytes(-len(body) % 32)
     path.write_bytes(out + bytes(-len(out) % 32) + body)

@@ -61,8 +61,8 @@ __all__ = [
     "simulator_devices",
     "submit",
     "submit_embeddings",
-    "takes_long",
     "survey",
+    "takes_long",
 ]
 
 __version__: str
