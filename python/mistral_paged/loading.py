@@ -149,10 +149,9 @@ def multimodal(options: argparse.Namespace, model: str, dtype: ModelDType, lora:
         raise ValueError("--pooling is about embeddings: `serve embedding` makes them")
     if options.max_num_images is not None and options.command != "serve":
         raise ValueError("--max-num-images is about requests that others send: `serve multimodal` takes it")
-    cache = options.encoder_cache_mb
-    images = {"max_edge": options.max_edge, "encoder_cache_memory_bytes": None if cache is None else cache << 20}
+    cache_bytes = None if options.encoder_cache_mb is None else options.encoder_cache_mb << 20
     if options.quantized_file is not None or has_gguf(find_local(model)) or options.mmproj is not None:
-        return multimodal_gguf(options, model, dtype, images)
+        return multimodal_gguf(options, model, dtype, cache_bytes)
     if options.tok_model_id is not None:
         raise ValueError("--tok-model-id goes with a GGUF file; name it with -f")
     arch = None
@@ -166,14 +165,15 @@ def multimodal(options: argparse.Namespace, model: str, dtype: ModelDType, lora:
         arch=arch,
         tokenizer_json=options.tokenizer,
         dtype=dtype,
+        max_edge=options.max_edge,
         imatrix=options.imatrix,
         calibration_file=options.calibration_file,
         hf_cache_path=options.hf_cache,
-        **images,
+        encoder_cache_memory_bytes=cache_bytes,
     )
 
 
-def multimodal_gguf(options: argparse.Namespace, model: str, dtype: ModelDType, images: dict[str, int | None]) -> Which:
+def multimodal_gguf(options: argparse.Namespace, model: str, dtype: ModelDType, cache_bytes: int | None) -> Which:
     """The same of a GGUF file with its image encoder's."""
     if options.mmproj is None:
         raise ValueError("images need the GGUF file of the model's image encoder: name it with --mmproj")
@@ -188,8 +188,9 @@ def multimodal_gguf(options: argparse.Namespace, model: str, dtype: ModelDType, 
         mmproj_filename=options.mmproj,
         imatrix=options.imatrix,
         calibration_file=options.calibration_file,
+        max_edge=options.max_edge,
         hf_cache_path=options.hf_cache,
-        **images,
+        encoder_cache_memory_bytes=cache_bytes,
     )
 
 
