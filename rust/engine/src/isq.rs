@@ -1,7 +1,7 @@
 //! In-situ quantization: float weights are quantized as they are loaded.
 //!
-//! The quantizers are candle's, but for MXFP4, which it lacks, and [`k_quants`], where its own are slow. They are called for some
-//! rows at a time, on all threads, so that no matrix is widened to f32 as a whole.
+//! The quantizers are candle's, but for MXFP4, which it lacks, and the K types, where its own are slow ([`quantize`]). They are
+//! called for some rows at a time, on all threads, so that no matrix is widened to f32 as a whole.
 
 use std::{fmt, str::FromStr};
 
@@ -9,9 +9,17 @@ use candle_core::{
     Device, Tensor,
     quantized::{GgmlDType, QTensor},
 };
-use device::{DType, GgmlType, WeightView, mmap::Bytes, quant::dequantize_row};
+use device::{
+    DType, GgmlType, WeightView,
+    cpu::{
+        Isa,
+        quantize::{self, quantizes},
+    },
+    mmap::Bytes,
+    quant::dequantize_row,
+};
 
-use crate::{EngineError, importance::takes_importance, k_quants, weights::write_chunks};
+use crate::{EngineError, importance::takes_importance, weights::write_chunks};
 
 /// Values that a thread widens to f32 at once.
 const TILE_VALUES: usize = 1 << 16;
@@ -200,8 +208,8 @@ fn quantize_rows(
         }
         return Ok(());
     }
-    if k_quants::is_here(format) {
-        k_quants::quantize_rows(&values, cols, format, importance, out);
+    if quantizes(format) {
+        quantize::quantize_rows(Isa::detect(), &values, cols, format, importance, out);
         return Ok(());
     }
     let to = match format {
@@ -210,18 +218,12 @@ fn quantize_rows(
         GgmlType::Q5_0 => GgmlDType::Q5_0,
         GgmlType::Q5_1 => GgmlDType::Q5_1,
         GgmlType::Q8_0 => GgmlDType::Q8_0,
-        GgmlType::Q3K => GgmlDType::Q3K,
-        GgmlType::Q6K => GgmlDType::Q6K,
         other => return Err(EngineError::NotSupported(format!("nothing quantizes to {}", other.name()))),
     };
     let failed = |error: candle_core::Error| EngineError::Internal(format!("quantizing to {}: {error}", format.name()));
     let shape = (values.len() / cols, cols);
     let tensor = Tensor::from_vec(values, shape, &Device::Cpu).map_err(failed)?;
-    let quantized = match importance {
-        Some(importance) => QTensor::quantize_imatrix(&tensor, importance, to),
-        None => QTensor::quantize(&tensor, to),
-    }
-    .map_err(failed)?;
+    let quantized = QTensor::quantize(&tensor, to).map_err(failed)?;
     out.copy_from_slice(&quantized.data().map_err(failed)?);
     Ok(())
 }
@@ -360,5 +362,71 @@ mod tests {
         }
         let refused = quantize("w", &view, GgmlType::Q4_0, Some(&importance), 2).err().unwrap().to_string();
         assert!(refused.contains("Q4_0 is quantized without importance"), "{refused}");
+    }
+
+    const COLS: usize = 512;
+
+    /// Weights as models have them: near a bell, some columns wider.
+    fn bell(seed: u32) -> Vec<f32> {
+        let mut state = seed;
+        let mut uniform = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+        };
+        (0..64 * COLS)
+            .map(|i| {
+                let bell = (0..6).map(|_| uniform()).sum::<f32>();
+                bell * if i % 37 == 0 { 4.0 } else { 1.0 } * 0.03
+            })
+            .collect()
+    }
+
+    /// Squares, weighted as the search has them.
+    fn error(format: GgmlType, bytes: &[u8], values: &[f32], importance: Option<&[f32]>) -> f64 {
+        let mut row = vec![0.0; COLS];
+        let row_bytes = format.block_bytes() * COLS / 256;
+        let mut sum = 0.0;
+        for (bytes, values) in bytes.chunks_exact(row_bytes).zip(values.chunks_exact(COLS)) {
+            dequantize_row(DType::Ggml(format), bytes, &mut row);
+            let mean_square = |i: usize| {
+                let block = &values[i / 256 * 256..][..256];
+                block.iter().map(|x| x * x).sum::<f32>() / 256.0
+            };
+            for (i, (a, b)) in row.iter().zip(values).enumerate() {
+                let weight = (mean_square(i) + b * b).sqrt() * importance.map_or(1.0, |of| of[i]);
+                sum += f64::from((a - b) * (a - b) * weight);
+            }
+        }
+        sum
+    }
+
+    /// candle's are the slow plain version.
+    #[test]
+    fn blocks_are_as_near_as_those_of_candle() {
+        let importance: Vec<f32> = (0..COLS).map(|i| if i % 5 == 0 { 30.0 } else { 0.5 }).collect();
+        for (format, to) in [
+            (GgmlType::Q2K, GgmlDType::Q2K),
+            (GgmlType::Q3K, GgmlDType::Q3K),
+            (GgmlType::Q4K, GgmlDType::Q4K),
+            (GgmlType::Q5K, GgmlDType::Q5K),
+            (GgmlType::Q6K, GgmlDType::Q6K),
+        ] {
+            for seed in 1..4 {
+                let values = bell(seed);
+                let tensor = Tensor::from_vec(values.clone(), (64, COLS), &Device::Cpu).unwrap();
+                for importance in [None, Some(&importance[..])] {
+                    let theirs = match importance {
+                        Some(importance) => QTensor::quantize_imatrix(&tensor, importance, to),
+                        None => QTensor::quantize_imatrix(&tensor, &[1.0; COLS], to),
+                    };
+                    let theirs = theirs.unwrap().data().unwrap().to_vec();
+                    let mut own = vec![0xaa; theirs.len()];
+                    quantize_rows(values.clone(), COLS, format, importance, &mut own).unwrap();
+                    let [own, theirs] = [own, theirs].map(|bytes| error(format, &bytes, &values, importance));
+                    let name = format.name();
+                    assert!(own <= 1.05 * theirs, "{name}, importance {}: {own} against {theirs}", importance.is_some());
+                }
+            }
+        }
     }
 }

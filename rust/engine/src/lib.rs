@@ -13,7 +13,6 @@ pub mod importance;
 pub mod input_batch;
 pub mod isq;
 mod json;
-mod k_quants;
 pub mod keys;
 pub mod kv_tier;
 pub mod lora;

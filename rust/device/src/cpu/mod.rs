@@ -8,6 +8,7 @@ pub mod isa;
 pub(crate) mod latent;
 pub mod linear;
 pub mod pool;
+pub mod quantize;
 mod read_ahead;
 mod recurrent;
 mod reference;

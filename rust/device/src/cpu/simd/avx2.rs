@@ -115,6 +115,10 @@ impl Simd for Avx2 {
         _mm256_and_ps(v, _mm256_cmp_ps::<_CMP_NLT_UQ>(x, limit))
     }
     #[inline(always)]
+    unsafe fn select_below(a: __m256, b: __m256, x: __m256, y: __m256) -> __m256 {
+        _mm256_blendv_ps(y, x, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b))
+    }
+    #[inline(always)]
     unsafe fn reaches(v: __m256, limit: __m256) -> u32 {
         _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GE_OQ>(v, limit)).cast_unsigned()
     }

@@ -112,6 +112,10 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, limit), v)
     }
     #[inline(always)]
+    unsafe fn select_below(a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
+        _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), x)
+    }
+    #[inline(always)]
     unsafe fn reaches(v: __m512, limit: __m512) -> u32 {
         _mm512_cmp_ps_mask::<_CMP_GE_OQ>(v, limit).into()
     }

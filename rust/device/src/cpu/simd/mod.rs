@@ -64,6 +64,8 @@ pub(crate) trait Simd {
     unsafe fn scale2(v: Self::V, n: Self::V) -> Self::V;
     /// `v`, 0 where `x < limit`.
     unsafe fn zero_below(v: Self::V, x: Self::V, limit: Self::V) -> Self::V;
+    /// `x` where `a < b`, and `y` elsewhere, also where one is NaN.
+    unsafe fn select_below(a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
     /// Of each lane a bit, the first one lowest: whether `v >= limit`; not where one is NaN.
     unsafe fn reaches(v: Self::V, limit: Self::V) -> u32;
     unsafe fn reduce_max(v: Self::V) -> f32;

@@ -108,6 +108,10 @@ impl Simd for Scalar {
         std::array::from_fn(|i| if x[i] < limit[i] { 0.0 } else { v[i] })
     }
     #[inline(always)]
+    unsafe fn select_below(a: V, b: V, x: V, y: V) -> V {
+        std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
+    }
+    #[inline(always)]
     unsafe fn reaches(v: V, limit: V) -> u32 {
         (0..LANES).fold(0, |bits, i| bits | u32::from(v[i] >= limit[i]) << i)
     }
