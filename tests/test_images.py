@@ -449,7 +449,7 @@ def test_an_encoder_s_file_is_named_where_it_is_wanted(tmp_path: Path) -> None:
         Runner(which=Which.GGUF(text_model, mmproj_filename="x.gguf"))
     with pytest.raises(ValueError, match=r"`general\.architecture` is `llama`; it must be `clip`"):
         Runner(which=Which.GGUF(text_model, mmproj_filename="llama.gguf"))
-    with pytest.raises(TypeError, match="`mmproj_filename`"):
+    with pytest.raises(TypeError, match="mmproj_filename"):
         Which.GGUF(text_model, mmproj_filename=5)
 
 

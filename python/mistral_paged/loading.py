@@ -149,17 +149,17 @@ def multimodal(options: argparse.Namespace, model: str, dtype: ModelDType, lora:
         raise ValueError("--pooling is about embeddings: `serve embedding` makes them")
     if options.max_num_images is not None and options.command != "serve":
         raise ValueError("--max-num-images is about requests that others send: `serve multimodal` takes it")
-    cache_bytes = None if options.encoder_cache_mb is None else options.encoder_cache_mb << 20
-    if options.quantized_file is not None or has_gguf(find_local(model)) or options.mmproj is not None:
-        return multimodal_gguf(options, model, dtype, cache_bytes)
-    if options.tok_model_id is not None:
-        raise ValueError("--tok-model-id goes with a GGUF file; name it with -f")
     arch = None
     if options.arch is not None:
         arch = MULTIMODAL_ARCHITECTURES.get(options.arch)
         if arch is None:
             names = ", ".join(MULTIMODAL_ARCHITECTURES)
             raise ValueError(f"--arch {options.arch}: for images it is one of {names}; left out, it is any")
+    cache_bytes = None if options.encoder_cache_mb is None else options.encoder_cache_mb << 20
+    if options.quantized_file is not None or has_gguf(find_local(model)) or options.mmproj is not None:
+        return multimodal_gguf(options, model, dtype, cache_bytes)
+    if options.tok_model_id is not None:
+        raise ValueError("--tok-model-id goes with a GGUF file; name it with -f")
     return Which.MultimodalPlain(
         model,
         arch=arch,
