@@ -252,11 +252,6 @@ EITHER = [
     "matformer_slice_name",
     "auto_map_params",
 ]
-GGUF_ONLY = [
-    "mmproj_filename",
-    "max_edge",
-    "encoder_cache_memory_bytes",
-]
 
 
 @pytest.mark.parametrize("field", EITHER)
@@ -265,7 +260,7 @@ def test_later_fields_of_which_say_so(field: str) -> None:
         Runner(which=Which.Plain(str(GOLDEN / "text" / "llama"), **{field: "x"}))
 
 
-@pytest.mark.parametrize("field", EITHER + GGUF_ONLY)
+@pytest.mark.parametrize("field", EITHER)
 def test_later_fields_of_gguf_say_so(field: str) -> None:
     for value in ("x", 16, ["x"]):
         with pytest.raises(NotImplementedError, match=f"`{field}`"):

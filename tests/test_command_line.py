@@ -47,7 +47,7 @@ plain x-lora lora gguf x-lora-gguf lora-gguf ggml x-lora-ggml lora-ggml vision-p
 """
 NOT_THERE = """
 --format --max-seq-len --max-batch-size --max-decode-steps-before-prefill --disable-request-id-header --quant
---from-uqff --isq-organization --topology --device-layers --mmproj --xlora --xlora-order
+--from-uqff --isq-organization --topology --device-layers --xlora --xlora-order
 --max-image-length --mtp --mtp-model --mtp-n-predict --video --audio --agent
 --enable-search --mcp-config --enable-code-execution --enable-shell --mcp-port --max-tool-rounds --tool-dispatch-url
 """

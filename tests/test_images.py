@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import mmproj
 import numpy
 import openai
 import PIL.Image
 import pytest
-from conftest import GOLDEN, runner_of
+from conftest import GOLDEN, runner_of, wait_until_idle
 from test_server import Server, serving
 
 from mistral_paged import (
@@ -31,6 +32,7 @@ from mistral_paged import (
     RgbImage,
     Runner,
     Which,
+    aio,
     cli,
     loading,
     quantize,
@@ -178,6 +180,35 @@ def test_streams_and_asyncio_see_as_well() -> None:
     assert [answer.choices[0].message.content for answer in asyncio.run(both())] == [expected] * 2
 
 
+def test_tiles_are_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def submit(*arguments: Any) -> Any:
+        threads.append(threading.get_ident())
+        return aio_submit(*arguments)
+
+    aio_submit = aio.submit
+    monkeypatch.setattr(aio, "submit", submit)
+    options = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    image, text = (ChatCompletionRequest(messages, "default", **options) for messages in (about(file()), "describe the image"))
+
+    async def work() -> int:
+        await seeing().achat(text)
+        assert (await seeing().achat(image)).choices[0].message.content == ask(about(file())).choices[0].message.content
+        # A task that is cancelled while the other thread works leaves nothing behind.
+        task = asyncio.ensure_future(seeing().achat(image))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return threading.get_ident()
+
+    loop = asyncio.run(work())
+    assert threads[0] == loop
+    assert loop not in threads[1:]
+    wait_until_idle(seeing())
+
+
 def test_a_request_gives_its_images_back() -> None:
     request = ChatCompletionRequest(about(file()), "default", max_tokens=3, allowed_media_domains=["example.com"])
     assert request.messages[0]["content"][0] == {"type": "image", "image": RgbImage(file())}
@@ -266,8 +297,8 @@ def test_the_selector_says_what_it_is() -> None:
             Which.MultimodalPlain(model, **options)
     with pytest.raises(NotImplementedError, match="topology"):
         Runner(which=Which.MultimodalPlain(model, topology="x"))
-    with pytest.raises(ArchitectureError, match="Phi3V is not implemented yet; LLaVA, LLaVANext, Idefics2, Idefics3"):
-        Runner(which=Which.MultimodalPlain(model, MultimodalArchitecture.Phi3V))
+    with pytest.raises(ArchitectureError, match="Phi4MM is not implemented yet; LLaVA, LLaVANext, Idefics2, Idefics3"):
+        Runner(which=Which.MultimodalPlain(model, MultimodalArchitecture.Phi4MM))
     with pytest.raises(ArchitectureError, match=r'Gemma3 is gemma3, and .* has model_type "idefics3"'):
         Runner(which=Which.MultimodalPlain(model, MultimodalArchitecture.Gemma3))
     with pytest.raises(ValueError, match=r"preprocessor_config\.json"):
@@ -389,11 +420,48 @@ def test_the_command_sees(capsys: pytest.CaptureFixture[str]) -> None:
     assert "missing.png" in capsys.readouterr().err
 
 
+def test_a_gguf_file_sees_with_its_encoder_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder("qwen3_vl")
+    mmproj.language(source, tmp_path / "model.gguf")
+    mmproj.encoder(source, tmp_path / "mmproj.gguf")
+    which = Which.GGUF(str(tmp_path), "model.gguf", dtype=ModelDType.F32, mmproj_filename="mmproj.gguf", max_edge=448)
+    assert pickle.loads(pickle.dumps(which)) == which
+    assert (which.mmproj_filename, which.max_edge) == ("mmproj.gguf", 448)
+    runner = Runner(which=which, pa_ctxt_len=2048, num_threads=2)
+    messages = about(file(model="qwen3_vl"))
+    assert ids(ask(messages, runner)) == ids(ask(messages, seeing("qwen3_vl")))
+    common = ["--dtype", "f32", "--temperature", "0", "--max-tokens", "4", "--pa-context-len", "2048"]
+    model = ["-m", str(tmp_path), "-f", "model.gguf", "--mmproj", str(tmp_path / "mmproj.gguf")]
+    image = str(file(model="qwen3_vl"))
+    assert cli.main(["run", "multimodal", *model, *common, "-i", "describe the image", "--image", image]) == 0
+    seen = capsys.readouterr().out
+    assert cli.main(["run", "multimodal", "-m", str(source), *common, "-i", "describe the image", "--image", image]) == 0
+    assert seen == capsys.readouterr().out
+
+
+def test_an_encoder_s_file_is_named_where_it_is_wanted(tmp_path: Path) -> None:
+    text_model = str(GOLDEN / "gguf" / "llama.gguf")
+    with pytest.raises(ValueError, match="`max_edge` is about images, which a GGUF file sees with mmproj_filename"):
+        Runner(which=Which.GGUF(text_model, max_edge=64))
+    with pytest.raises(ValueError, match="adapters with images"):
+        Runner(which=Which.GGUF(text_model, mmproj_filename="x.gguf", adapters=[]))
+    with pytest.raises(ValueError, match=r"mmproj_filename='x\.gguf' is no file beside"):
+        Runner(which=Which.GGUF(text_model, mmproj_filename="x.gguf"))
+    with pytest.raises(ValueError, match=r"`general\.architecture` is `llama`; it must be `clip`"):
+        Runner(which=Which.GGUF(text_model, mmproj_filename="llama.gguf"))
+    with pytest.raises(TypeError, match="mmproj_filename"):
+        Which.GGUF(text_model, mmproj_filename=5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["serve", "multimodal", "--lora", "a=b"], "adapters with images"),
-        (["serve", "multimodal", "-m", "M", "-f", "x.gguf"], "Hugging Face folder"),
+        (["serve", "multimodal", "-m", "M", "-f", "x.gguf"], "name it with --mmproj"),
+        (["serve", "multimodal", "-m", "M", "--gqa", "8"], "--gqa goes with a GGML file"),
+        (["serve", "multimodal", "-m", "M", "--tok-model-id", "T"], "--tok-model-id goes with a GGUF file"),
+        (["serve", "multimodal", "-m", "M", "-f", "x", "--mmproj", "y", "--arch", "gemma3"], "--arch goes with a model"),
+        (["serve", "--mmproj", "x.gguf"], "--mmproj is about images"),
         (["serve", "multimodal", "--arch", "llama"], "--arch llama"),
         (["serve", "multimodal", "--pooling", "mean"], "--pooling is about embeddings"),
         (["serve", "--max-edge", "64"], "--max-edge is about images"),

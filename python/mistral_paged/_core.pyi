@@ -62,6 +62,7 @@ __all__ = [
     "submit",
     "submit_embeddings",
     "survey",
+    "takes_long",
 ]
 
 __version__: str
@@ -442,13 +443,13 @@ class Which:
             dtype: ModelDType = ...,
             *,
             tokenizer_json: str | None = None,
-            mmproj_filename: Any = None,
+            mmproj_filename: str | None = None,
             organization: Any = None,
             write_uqff: Any = None,
             from_uqff: Any = None,
             imatrix: str | None = None,
             calibration_file: str | None = None,
-            max_edge: Any = None,
+            max_edge: int | None = None,
             adapters: AnySequence[LoraAdapter] | None = None,
             max_adapters: int | None = None,
             max_rank: int | None = None,
@@ -456,7 +457,7 @@ class Which:
             hf_cache_path: str | None = None,
             matformer_config_path: Any = None,
             matformer_slice_name: Any = None,
-            encoder_cache_memory_bytes: Any = None,
+            encoder_cache_memory_bytes: int | None = None,
             auto_map_params: Any = None,
         ) -> Self: ...
         @property
@@ -472,7 +473,7 @@ class Which:
         @property
         def tokenizer_json(self) -> str | None: ...
         @property
-        def mmproj_filename(self) -> Any: ...
+        def mmproj_filename(self) -> str | None: ...
         @property
         def organization(self) -> Any: ...
         @property
@@ -484,7 +485,7 @@ class Which:
         @property
         def calibration_file(self) -> str | None: ...
         @property
-        def max_edge(self) -> Any: ...
+        def max_edge(self) -> int | None: ...
         @property
         def adapters(self) -> AnySequence[LoraAdapter] | None: ...
         @property
@@ -500,7 +501,7 @@ class Which:
         @property
         def matformer_slice_name(self) -> Any: ...
         @property
-        def encoder_cache_memory_bytes(self) -> Any: ...
+        def encoder_cache_memory_bytes(self) -> int | None: ...
         @property
         def auto_map_params(self) -> Any: ...
 
@@ -1378,6 +1379,7 @@ class PendingRequest:
 def submit_embeddings(
     runner: Runner, request: EmbeddingRequest, signal: EventSignal, model_id: str | None = None
 ) -> list[PendingRequest]: ...
+def takes_long(request: ChatCompletionRequest | CompletionRequest) -> bool: ...
 def submit(
     runner: Runner, request: ChatCompletionRequest | CompletionRequest, signal: EventSignal, model_id: str | None = None
 ) -> PendingRequest: ...

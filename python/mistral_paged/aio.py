@@ -21,6 +21,7 @@ from mistral_paged._core import (
     Runner,
     submit,
     submit_embeddings,
+    takes_long,
 )
 
 
@@ -108,6 +109,9 @@ async def _submit(
     runner: Runner, request: ChatCompletionRequest | CompletionRequest, model_id: str | None
 ) -> tuple[PendingRequest, _Hub]:
     hub = await _loaded_hub(runner, model_id)
+    if takes_long(request):
+        # A task that is cancelled meanwhile drops what comes of it, which cancels the request.
+        return await asyncio.to_thread(submit, runner, request, hub.signal, model_id), hub
     return submit(runner, request, hub.signal, model_id), hub
 
 

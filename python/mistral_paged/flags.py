@@ -61,6 +61,7 @@ MULTIMODAL_ARCHITECTURES = {
     "llava": MultimodalArchitecture.LLaVA,
     "llava_next": MultimodalArchitecture.LLaVANext,
     "mistral3": MultimodalArchitecture.Mistral3,
+    "phi3v": MultimodalArchitecture.Phi3V,
     "qwen2_5vl": MultimodalArchitecture.Qwen2_5VL,
     "qwen2vl": MultimodalArchitecture.Qwen2VL,
     "qwen3vl": MultimodalArchitecture.Qwen3VL,
@@ -238,7 +239,6 @@ LOGGING = (
 LATER_WEIGHTS = "load a quantised GGUF file with -f"
 NO_XLORA = "X-LoRA mixes its adapters by a second pass of each token; load them with --lora, one a request"
 LATER_MTP = "heads that predict several tokens are not computed; use --speculative auto"
-LATER_MMPROJ = "load the model's Hugging Face folder, with the kind multimodal"
 LATER_MEDIA = "this version takes text and images only"
 LATER_TOOLS = "this server runs no tools"
 
@@ -299,7 +299,7 @@ MODEL = (
     Flag(("--legacy-lora-order",), "JSON file that names those folders", "FILE", section="model"),
     Flag(("--xlora",), "X-LoRA adapter", "MODEL", planned=NO_XLORA, section="model"),
     Flag(("--xlora-order",), "X-LoRA adapter", "FILE", planned=NO_XLORA, section="model"),
-    Flag(("--mmproj",), "vision tower", "FILE", planned=LATER_MMPROJ, section="model"),
+    Flag(("--mmproj",), "multimodal: GGUF file of a GGUF model's image encoder, in MODEL or elsewhere", "FILE", section="model"),
     Flag(
         ("--max-edge",), "multimodal: pixels of an image's longer edge; larger ones are made smaller", "N", int, section="model"
     ),

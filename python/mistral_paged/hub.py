@@ -101,6 +101,25 @@ def resolve_gguf(
     return files, str(_download(tok_model_id, TEXT_FILES, SUBFOLDERS, token, cache_dir))
 
 
+def resolve_mmproj(model_id: str, filename: str, token_source: str, cache_dir: str | None) -> str:
+    """The GGUF file of an image encoder: beside the model's, or a local path."""
+    token = parse_token_source(token_source)
+    path = find_local(model_id)
+    if path is not None:
+        beside = (path if path.is_dir() else path.parent) / Path(filename).expanduser()
+        if beside.is_file():
+            return str(beside)
+    elsewhere = Path(filename).expanduser()
+    if elsewhere.is_file():
+        return str(elsewhere)
+    if path is not None or elsewhere.is_absolute():
+        raise ModelLoadError(f"mmproj_filename={filename!r} is no file beside {model_id}, and no path from here")
+    folder = _download(model_id, [glob.escape(filename)], None, token, cache_dir)
+    if not (folder / filename).is_file():
+        raise _missing(model_id, folder, filename, token)
+    return str(folder / filename)
+
+
 def resolve_ggml(
     model_id: str, filenames: list[str] | None, tok_model_id: str | None, token_source: str, cache_dir: str | None
 ) -> tuple[list[str], str | None]:

@@ -67,6 +67,7 @@ def select(options: argparse.Namespace) -> Which:
     if kind == "multimodal":
         return multimodal(options, model, dtype, lora)
     images = {
+        "--mmproj": options.mmproj,
         "--max-edge": options.max_edge,
         "--encoder-cache-mb": options.encoder_cache_mb,
         "--max-num-images": options.max_num_images,
@@ -143,9 +144,8 @@ def multimodal(options: argparse.Namespace, model: str, dtype: ModelDType, lora:
     """The model, to see images as well."""
     if lora is not None:
         raise ValueError("adapters with images are not supported: leave the flags about LoRA out")
-    wrong = {"-f": options.quantized_file, "--tok-model-id": options.tok_model_id, "--gqa": options.gqa}
-    if given := [name for name, value in wrong.items() if value is not None]:
-        raise ValueError(f"{given[0]} goes with a file of text alone: images need the model's Hugging Face folder")
+    if options.gqa is not None:
+        raise ValueError("--gqa goes with a GGML file, which is of text alone")
     if options.pooling is not None:
         raise ValueError("--pooling is about embeddings: `serve embedding` makes them")
     if options.max_num_images is not None and options.command != "serve":
@@ -156,7 +156,11 @@ def multimodal(options: argparse.Namespace, model: str, dtype: ModelDType, lora:
         if arch is None:
             names = ", ".join(MULTIMODAL_ARCHITECTURES)
             raise ValueError(f"--arch {options.arch}: for images it is one of {names}; left out, it is any")
-    cache = options.encoder_cache_mb
+    cache_bytes = None if options.encoder_cache_mb is None else options.encoder_cache_mb << 20
+    if options.quantized_file is not None or has_gguf(find_local(model)) or options.mmproj is not None:
+        return multimodal_gguf(options, model, dtype, cache_bytes)
+    if options.tok_model_id is not None:
+        raise ValueError("--tok-model-id goes with a GGUF file; name it with -f")
     return Which.MultimodalPlain(
         model,
         arch=arch,
@@ -166,7 +170,28 @@ def multimodal(options: argparse.Namespace, model: str, dtype: ModelDType, lora:
         imatrix=options.imatrix,
         calibration_file=options.calibration_file,
         hf_cache_path=options.hf_cache,
-        encoder_cache_memory_bytes=None if cache is None else cache << 20,
+        encoder_cache_memory_bytes=cache_bytes,
+    )
+
+
+def multimodal_gguf(options: argparse.Namespace, model: str, dtype: ModelDType, cache_bytes: int | None) -> Which:
+    """The same of a GGUF file with its image encoder's."""
+    if options.mmproj is None:
+        raise ValueError("images need the GGUF file of the model's image encoder: name it with --mmproj")
+    if options.arch is not None:
+        raise ValueError("--arch goes with a model in Hugging Face layout; a GGUF file names its own")
+    return Which.GGUF(
+        model,
+        None if options.quantized_file is None else options.quantized_file.split(";"),
+        tok_model_id=options.tok_model_id,
+        dtype=dtype,
+        tokenizer_json=options.tokenizer,
+        mmproj_filename=options.mmproj,
+        imatrix=options.imatrix,
+        calibration_file=options.calibration_file,
+        max_edge=options.max_edge,
+        hf_cache_path=options.hf_cache,
+        encoder_cache_memory_bytes=cache_bytes,
     )
 
 

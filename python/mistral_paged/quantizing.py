@@ -17,7 +17,7 @@ def run(options: argparse.Namespace) -> None:
     for name in ("lora", "lora_modules", "enable_lora", "lora_max_adapters", "lora_max_rank", "lora_max_bytes"):
         setattr(options, name, None)
     options.legacy_lora = options.legacy_lora_order = options.pooling = options.gqa = None
-    options.max_edge = options.encoder_cache_mb = options.max_num_images = None
+    options.max_edge = options.encoder_cache_mb = options.max_num_images = options.mmproj = None
     options.dtype = "auto"
     if options.model_id is None:
         raise ValueError("the default model is quantised already; name a float model with -m")

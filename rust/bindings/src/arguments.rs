@@ -209,6 +209,7 @@ macro_rules! fields {
 fields! {
     HfCachePath(Text) = "hf_cache_path",
     ImatrixPath(Text) = "imatrix",
+    MmprojFilename(Text) = "mmproj_filename",
     CalibrationFile(Text) = "calibration_file",
     ModelId(Text) = "model_id",
     QuantizedFilename(OneOrMany) = "quantized_filename",

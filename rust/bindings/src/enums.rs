@@ -108,7 +108,7 @@ pub enum MultimodalArchitecture {
 
 impl MultimodalArchitecture {
     /// Those whose images are computed.
-    const IMPLEMENTED: [Self; 9] = [
+    const IMPLEMENTED: [Self; 10] = [
         Self::LLaVA,
         Self::LLaVANext,
         Self::Idefics2,
@@ -118,6 +118,7 @@ impl MultimodalArchitecture {
         Self::Qwen3VL,
         Self::Gemma3,
         Self::Mistral3,
+        Self::Phi3V,
     ];
 
     /// `model_type` that config.json may have; an error before anything is downloaded when images are not computed.
@@ -132,6 +133,7 @@ impl MultimodalArchitecture {
             Self::Qwen3VL => &["qwen3_vl"],
             Self::Gemma3 => &["gemma3"],
             Self::Mistral3 => &["mistral3"],
+            Self::Phi3V => &["phi3_v"],
             _ => {
                 let known: Vec<String> = Self::IMPLEMENTED.iter().map(|known| format!("{known:?}")).collect();
                 let known = known.join(", ");

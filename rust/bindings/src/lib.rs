@@ -62,7 +62,7 @@ mod _core {
     #[pymodule_export]
     use crate::memory::MemoryPlan;
     #[pymodule_export]
-    use crate::pending::{EventSignal, PendingRequest, submit, submit_embeddings};
+    use crate::pending::{EventSignal, PendingRequest, submit, submit_embeddings, takes_long};
     #[pymodule_export]
     use crate::quantize::quantize;
     #[pymodule_export]

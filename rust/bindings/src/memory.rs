@@ -303,7 +303,7 @@ impl Runner {
             adapters: options::resolve_adapters(py, &selection, token_source)?,
             draft: options::draft(py, which_draft.as_ref(), selection.dtype, token_source)?,
             embedding: selection.embedding,
-            vision: selection.vision,
+            vision: options::vision(py, &selection, token_source)?,
             cpu: CpuOptions {
                 isa: cpu_tier.map(str::to_owned),
                 num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)?,

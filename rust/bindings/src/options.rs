@@ -9,7 +9,7 @@ use std::{
 
 use engine::{
     AdapterOptions, Device, DraftChoice, DraftModel, Importance, Isq, KvEventsConfig, KvTierConfig, MemoryGpuConfig, ModelSource,
-    PagedAttentionConfig, Policies, PromptLookup, Speculation, cuda::CudaOptions,
+    PagedAttentionConfig, Policies, PromptLookup, Speculation, VisionOptions, cuda::CudaOptions,
 };
 use pyo3::{
     exceptions::{PyTypeError, PyUnicodeEncodeError},
@@ -344,6 +344,14 @@ pub fn resolve_adapters(py: Python<'_>, selection: &Selection, token_source: &st
         adapters.extend(named.extract::<Vec<(String, PathBuf)>>()?);
     }
     Ok(Some(AdapterOptions { adapters, ..fields.limits.clone() }))
+}
+
+/// How the model sees, after downloading an image encoder that has a file of its own.
+pub fn vision(py: Python<'_>, selection: &Selection, token_source: &str) -> PyResult<Option<VisionOptions>> {
+    let (Some(vision), Some(mmproj)) = (&selection.vision, &selection.mmproj) else { return Ok(selection.vision.clone()) };
+    let arguments = (&selection.model_id, mmproj, token_source, selection.cache_dir.as_deref());
+    let path: PathBuf = py.import("mistral_paged.hub")?.call_method1("resolve_mmproj", arguments)?.extract()?;
+    Ok(Some(VisionOptions { mmproj: Some(path), ..vision.clone() }))
 }
 
 /// A model that sees is of the architecture that the caller expects. The engine itself knows that of its language model.

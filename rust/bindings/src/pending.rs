@@ -241,6 +241,13 @@ pub fn submit_embeddings(
     Ok(submitted.into_iter().map(pending).collect())
 }
 
+/// Whether submitting the request takes long enough for another thread: its images must become tiles.
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value, reason = "an argument")]
+pub fn takes_long(request: AnyRequest<'_>) -> bool {
+    matches!(&request, AnyRequest::Chat(request) if request.get().request.prompt.has_images())
+}
+
 /// Submits a request whose events `signal` tells of. The model must be loaded.
 #[pyfunction]
 #[pyo3(signature = (runner, request, signal, model_id=None))]

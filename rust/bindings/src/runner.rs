@@ -217,7 +217,7 @@ impl Runner {
             calibration_file: options::calibration_file(py, &selection)?,
             adapters: options::resolve_adapters(py, &selection, token_source)?,
             embedding: selection.embedding,
-            vision: selection.vision,
+            vision: options::vision(py, &selection, token_source)?,
             chat_template: options::chat_template(py, chat_template, jinja_explicit)?,
             device: options::device(device)?,
             kv_tier: options::kv_tier(py, kv_tier.as_ref(), kv_tier_size.as_ref())?,
@@ -326,8 +326,8 @@ impl Runner {
     /// `AsyncChatCompletionStreamer`, whose chunks `async for` gives. What is wrong with the request is raised by the `await`.
     ///
     /// No thread waits: any number of requests from any number of event loops cost each loop one wake-up a step. Cancelling the
-    /// task cancels the request and frees its blocks. The prompt is rendered and tokenized on the loop's thread; a model that is
-    /// unloaded is loaded on another. Needs a loop that watches file descriptors (`add_reader`), as asyncio's do on Linux, and
+    /// task cancels the request and frees its blocks. The prompt is rendered and tokenized on the loop's thread; images become tiles,
+    /// and a model that is unloaded is loaded, on another. Needs a loop that watches file descriptors (`add_reader`), as asyncio's do on Linux, and
     /// uvloop.
     #[pyo3(signature = (request, model_id=None))]
     fn achat<'py>(

@@ -12,8 +12,8 @@ use pyo3::{
 use crate::{
     adapters::AdapterFields,
     arguments::{
-        CalibrationFile, EncoderCacheBytes, Gqa, HfCachePath, ImatrixPath, MaxEdge, ModelId, QuantizedFilename, QuantizedModelId,
-        Text, TokModelId, TokenizerJson, named, refuse,
+        CalibrationFile, EncoderCacheBytes, Gqa, HfCachePath, ImatrixPath, MaxEdge, MmprojFilename, ModelId, QuantizedFilename,
+        QuantizedModelId, Text, TokModelId, TokenizerJson, named, refuse,
     },
     enums::{Architecture, EmbeddingArchitecture, ModelDType, MultimodalArchitecture},
     exceptions::{invalid, raise},
@@ -82,8 +82,8 @@ impl<'py> IntoPyObject<'py> for Pooling {
 
 /// Selects the model of a `Runner`. `Which.Plain` is a folder in Hugging Face layout (config.json, safetensors, tokenizer.json),
 /// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one, `Which.GGML` a file from before GGUF.
-/// `Which.Lora` and `Which.GGUF` take adapters, `Which.MultimodalPlain` (or `Which.VisionPlain`) sees images, and
-/// `Which.Embedding` makes embeddings.
+/// `Which.Lora` and `Which.GGUF` take adapters, `Which.MultimodalPlain` (or `Which.VisionPlain`) and `Which.GGUF` with an image
+/// encoder see images, and `Which.Embedding` makes embeddings.
 /// All give back their fields, are equal to one of equal fields, and can be copied and pickled. The other kinds are not supported
 /// yet.
 ///
@@ -202,7 +202,9 @@ pub enum Which {
     /// parts of a split file in order. `tok_model_id` is a local folder or hub id whose tokenizer.json is used instead of the
     /// file's metadata; `tokenizer_json`, `dtype`, `imatrix`, `calibration_file` and `hf_cache_path` are as in `Which.Plain`,
     /// `adapters` and their limits as in `Which.Lora`; without any of those it takes none. Files in use must not be changed.
-    /// Fields not named here are not supported yet.
+    /// `mmproj_filename` is the GGUF file of a model's image encoder, beside the other in the folder or on the hub, or the path of
+    /// a local file: with it the model sees images, and `max_edge` and `encoder_cache_memory_bytes` are as in
+    /// `Which.MultimodalPlain`. Fields not named here are not supported yet.
     #[pyo3(constructor = (
         quantized_model_id, quantized_filename=None, tok_model_id=None, topology=None, dtype=ModelDType::Auto, *,
         tokenizer_json=None, mmproj_filename=None, organization=None, write_uqff=None, from_uqff=None, imatrix=None,
@@ -217,13 +219,13 @@ pub enum Which {
         topology: Option<Py<PyAny>>,
         dtype: ModelDType,
         tokenizer_json: Option<TokenizerJson>,
-        mmproj_filename: Option<Py<PyAny>>,
+        mmproj_filename: Option<MmprojFilename>,
         organization: Option<Py<PyAny>>,
         write_uqff: Option<Py<PyAny>>,
         from_uqff: Option<Py<PyAny>>,
         imatrix: Option<ImatrixPath>,
         calibration_file: Option<CalibrationFile>,
-        max_edge: Option<Py<PyAny>>,
+        max_edge: Option<MaxEdge>,
         adapters: Option<Py<PyAny>>,
         max_adapters: Option<Py<PyAny>>,
         max_rank: Option<Py<PyAny>>,
@@ -231,7 +233,7 @@ pub enum Which {
         hf_cache_path: Option<HfCachePath>,
         matformer_config_path: Option<Py<PyAny>>,
         matformer_slice_name: Option<Py<PyAny>>,
-        encoder_cache_memory_bytes: Option<Py<PyAny>>,
+        encoder_cache_memory_bytes: Option<EncoderCacheBytes>,
         auto_map_params: Option<Py<PyAny>>,
     },
     /// A file of Llama as they were before GGUF (GGML, GGMF, GGJT): floats of any version, quantized weights of GGJT v3.
@@ -303,20 +305,9 @@ impl Which {
     }
 }
 
-/// Fields that are supported where images are seen alone.
-const OF_IMAGES: [&str; 2] = ["max_edge", "encoder_cache_memory_bytes"];
-
 /// Fields of any kind that are not supported yet.
-const PLANNED: [&str; 8] = [
-    "topology",
-    "organization",
-    "write_uqff",
-    "from_uqff",
-    "matformer_config_path",
-    "matformer_slice_name",
-    "auto_map_params",
-    "mmproj_filename",
-];
+const PLANNED: [&str; 7] =
+    ["topology", "organization", "write_uqff", "from_uqff", "matformer_config_path", "matformer_slice_name", "auto_map_params"];
 
 /// A model that can be loaded.
 pub struct Selection {
@@ -340,8 +331,10 @@ pub struct Selection {
     pub adapters: Option<AdapterFields>,
     /// It makes embeddings.
     pub embedding: Option<EmbeddingOptions>,
-    /// It sees images.
+    /// It sees images; the encoder's file is that of `mmproj`, once it is found.
     pub vision: Option<VisionOptions>,
+    /// The image encoder's file, of a GGUF file.
+    pub mmproj: Option<String>,
     /// What config.json must say of a model that sees.
     pub multimodal: Option<MultimodalArchitecture>,
 }
@@ -380,6 +373,7 @@ impl Selection {
             adapters: None,
             embedding: None,
             vision: None,
+            mmproj: None,
             multimodal: None,
         }
     }
@@ -387,8 +381,7 @@ impl Selection {
     /// The model to load; a field that is not supported yet is an error that names it.
     pub fn of(which: &Bound<'_, Which>) -> PyResult<Self> {
         let fields = which.as_any();
-        let sees = matches!(which.get(), Which::MultimodalPlain { .. });
-        for name in PLANNED.into_iter().chain(OF_IMAGES.into_iter().filter(|_| !sees)) {
+        for name in PLANNED {
             refuse(&[(name, fields.hasattr(name)? && !fields.getattr(name)?.is_none())])?;
         }
         let string = |text: Option<&Text>| text.map(|Text(text)| text.clone());
@@ -410,15 +403,30 @@ impl Selection {
             Which::MultimodalPlain { .. } => Self::multimodal(which.get()),
             Which::Embedding { .. } => Self::embedding(which.get()),
             Which::GGUF {
-                quantized_model_id, quantized_filename, tok_model_id, dtype, tokenizer_json, hf_cache_path, ..
-            } => Ok(Self {
-                tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
-                imatrix,
-                calibration_file,
-                cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
-                adapters: AdapterFields::of(fields)?,
-                ..Self::new(gguf(quantized_filename.as_ref(), tok_model_id.as_ref(), None), &quantized_model_id.0, *dtype)
-            }),
+                quantized_model_id,
+                quantized_filename,
+                tok_model_id,
+                dtype,
+                tokenizer_json,
+                mmproj_filename,
+                max_edge,
+                encoder_cache_memory_bytes,
+                hf_cache_path,
+                ..
+            } => {
+                let adapters = AdapterFields::of(fields)?;
+                let mmproj = string(mmproj_filename.as_ref().map(|path| &path.0));
+                Ok(Self {
+                    tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
+                    imatrix,
+                    calibration_file,
+                    cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
+                    vision: gguf_vision(mmproj.as_deref(), *max_edge, *encoder_cache_memory_bytes, adapters.is_some())?,
+                    mmproj,
+                    adapters,
+                    ..Self::new(gguf(quantized_filename.as_ref(), tok_model_id.as_ref(), None), &quantized_model_id.0, *dtype)
+                })
+            }
             Which::GGML {
                 quantized_model_id,
                 quantized_filename,
@@ -494,6 +502,7 @@ impl Selection {
         let vision = VisionOptions {
             max_edge: max_edge.map(|edge| edge.0),
             cache_bytes: encoder_cache_memory_bytes.map(|bytes| bytes.0 as u64),
+            mmproj: None,
         };
         Ok(Self {
             tokenizer_json: tokenizer_json.as_ref().map(|path| path.0.0.clone()),
@@ -505,6 +514,27 @@ impl Selection {
             ..Self::new(Place::Multimodal, &model_id.0, *dtype)
         })
     }
+}
+
+/// How a GGUF file sees, if an image encoder goes with it.
+fn gguf_vision(
+    mmproj: Option<&str>,
+    max_edge: Option<MaxEdge>,
+    cache_bytes: Option<EncoderCacheBytes>,
+    has_adapters: bool,
+) -> PyResult<Option<VisionOptions>> {
+    if mmproj.is_none() {
+        let given = [("max_edge", max_edge.is_some()), ("encoder_cache_memory_bytes", cache_bytes.is_some())];
+        return match given.iter().find(|(_, given)| *given) {
+            Some((name, _)) => Err(invalid(format!("`{name}` is about images, which a GGUF file sees with mmproj_filename"))),
+            None => Ok(None),
+        };
+    }
+    if has_adapters {
+        return Err(invalid("adapters with images are not supported: leave out mmproj_filename, or adapters"));
+    }
+    let cache_bytes = cache_bytes.map(|bytes| bytes.0 as u64);
+    Ok(Some(VisionOptions { max_edge: max_edge.map(|edge| edge.0), cache_bytes, mmproj: None }))
 }
 
 /// GGUF files, or with `gqa` one from before.

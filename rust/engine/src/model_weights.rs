@@ -62,7 +62,7 @@ impl ModelWeights {
         let mut bytes = loader.bytes;
         let encoder = match files.vision() {
             Some(vision) => {
-                let mut weights = TowerWeights::load(files.weights(), &**backend, options.precision, &count);
+                let mut weights = TowerWeights::load(files.encoder_weights(), &**backend, options.precision, &count);
                 let encoder = ImageEncoder::new(&mut weights, vision, options.precision)?;
                 bytes += weights.bytes;
                 Some(encoder)
@@ -72,7 +72,7 @@ impl ModelWeights {
         progress(LoadProgress { done_bytes: total_bytes, total_bytes });
         let rows = max_logit_rows(options.max_num_seqs);
         let embedder = files.embedding().zip(heads).map(|(config, heads)| Embedder::new(&**backend, config, heads, rows));
-        Ok(Self { decoder, bytes, watches: files.weights().watches().to_vec(), embedder: embedder.transpose()?, encoder, sites })
+        Ok(Self { decoder, bytes, watches: files.watches().cloned().collect(), embedder: embedder.transpose()?, encoder, sites })
     }
 
     /// That no file has changed.

@@ -92,6 +92,16 @@ impl Prompt {
             Self::TokenIds(_) | Self::Sequence { then: Continuation::TokenIds(_), .. } => 0,
         }
     }
+
+    /// Whether images must become tiles before it can be submitted, which takes up to a second each.
+    pub fn has_images(&self) -> bool {
+        let any = |messages: &[Message]| messages.iter().any(|message| !message.images.is_empty());
+        match self {
+            Self::Chat { messages, .. } => any(messages),
+            Self::Sequence { sequence, then: Continuation::Messages(messages) } => sequence.has_images() || any(messages),
+            Self::Sequence { .. } | Self::Text(_) | Self::TokenIds(_) => false,
+        }
+    }
 }
 
 /// Penalty on repeating sequences ("Don't Repeat Yourself", text-generation-webui #5677).

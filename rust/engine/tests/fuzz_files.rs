@@ -1,6 +1,10 @@
 //! Thousands of corrupted model files: each loads or is an error, without a panic and without much memory.
 
 mod common;
+#[path = "common/gguf_writer.rs"]
+mod gguf_writer;
+#[path = "common/mmproj.rs"]
+mod mmproj;
 #[path = "common/sharded.rs"]
 mod sharded;
 
@@ -16,7 +20,7 @@ use device::{
     cpu::{CpuBackend, Isa},
 };
 use engine::{
-    ChatTemplate, EngineError, GenerationConfig, Message, ModelSource, RenderOptions, Tokenizer,
+    ChatTemplate, EngineError, GenerationConfig, Message, ModelSource, RenderOptions, Tokenizer, VisionOptions,
     chat_template::template_in_dir,
     model::ModelFiles,
     model_runner::{ModelRunner, RunnerOptions},
@@ -163,9 +167,13 @@ fn load(source: &ModelSource, backend: &Arc<dyn Backend>) -> Result<(), EngineEr
 
 /// Loads what may be broken; true when it loaded.
 fn attempt(source: &ModelSource, file_bytes: usize, backend: &Arc<dyn Backend>, what: &str) -> bool {
+    attempt_with(|| load(source, backend), file_bytes, what)
+}
+
+fn attempt_with(load: impl FnOnce() -> Result<(), EngineError>, file_bytes: usize, what: &str) -> bool {
     let before = MEMORY.current_usage();
     MEMORY.reset_peak_usage();
-    let result = catch_unwind(AssertUnwindSafe(|| load(source, backend))).ok();
+    let result = catch_unwind(AssertUnwindSafe(load)).ok();
     let used = MEMORY.peak_usage().saturating_sub(before);
     assert!(used <= file_bytes + MEMORY_BEYOND_FILES, "{what}: {used} bytes of memory for {file_bytes} bytes of files");
     match result {
@@ -176,6 +184,50 @@ fn attempt(source: &ModelSource, file_bytes: usize, backend: &Arc<dyn Backend>, 
         }
         None => panic!("{what}: panicked"),
     }
+}
+
+/// Encoders that lie in files of their own, damaged so many times in all.
+fn corrupt_encoders(count: u64) {
+    let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(Isa::detect(), 1).unwrap());
+    let temp = tempfile::tempdir().unwrap();
+    let models = ["llava", "llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_vision", "mistral3"];
+    let pairs = models.map(|name| {
+        let checkpoint = mmproj::Checkpoint::open(&golden_dir().join("vision").join(name));
+        let (model, encoder) = (temp.path().join(name), temp.path().join("mmproj.gguf"));
+        checkpoint.language(false).write(&model);
+        checkpoint.encoder().write(&encoder);
+        (ModelSource::Gguf { files: vec![model], tokenizer_dir: None, tokenizer_json: None }, std::fs::read(encoder).unwrap())
+    });
+    let path = temp.path().join("mmproj.gguf");
+    let vision = VisionOptions { mmproj: Some(path.clone()), ..VisionOptions::default() };
+    let load = |source: &ModelSource| {
+        let files = ModelFiles::open(source, None)?.with_vision(source, &vision)?;
+        let options =
+            RunnerOptions { precision: Precision::Fast, kv_dtype: KvDType::F16, max_num_batched_tokens: 8, max_num_seqs: 1 };
+        ModelRunner::load(&files, Arc::clone(&backend), options, &|_| {}).map(|_| ())
+    };
+    let mut loaded = 0;
+    for seed in 0..count {
+        let mut rng = ChaCha8Rng::seed_from_u64(3 << 32 | seed);
+        let (source, sound) = pairs.choose(&mut rng).unwrap();
+        let mut bytes = sound.clone();
+        let header = if rng.random_bool(0.8) { 1400 } else { 6 * 1024 };
+        corrupt(&mut bytes, header, &mut rng);
+        std::fs::write(&path, &bytes).unwrap();
+        loaded += u64::from(attempt_with(|| load(source), bytes.len(), &format!("an encoder, seed {seed}")));
+    }
+    assert!((1..count / 2).contains(&loaded), "{loaded} of {count} corrupted encoders loaded");
+}
+
+#[test]
+fn corrupted_encoders_are_errors_or_load() {
+    corrupt_encoders(600);
+}
+
+#[test]
+#[ignore = "minutes; the same as above, of more files"]
+fn many_corrupted_encoders_are_errors_or_load() {
+    corrupt_encoders(60_000);
 }
 
 fn copy_folder(name: &str, dir: &Path) {

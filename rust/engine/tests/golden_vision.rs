@@ -28,6 +28,7 @@ struct Case {
     messages: Vec<GoldenMessage>,
     input_ids: Vec<u32>,
     last_logits: Vec<f32>,
+    #[serde(default)]
     argmax: Vec<u32>,
     greedy_ids: Vec<u32>,
 }
@@ -120,6 +121,50 @@ fn every_family_sees_as_transformers_does() {
             }
             assert_eq!(choice.token_ids, case.greedy_ids, "{what}: the answer");
         }
+    }
+}
+
+#[test]
+fn a_configuration_may_have_the_language_model_s_keys_beside_the_encoder_s() {
+    // As Qwen2-VL lies on the hub.
+    let folder = edited("qwen2_vl", "config.json", "{", "{");
+    let path = folder.path().join("config.json");
+    let mut keys: serde_json::Map<_, _> = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let serde_json::Value::Object(mut text) = keys.remove("text_config").unwrap() else { panic!("an object") };
+    text.remove("model_type");
+    keys.extend(text);
+    std::fs::write(&path, serde_json::to_vec(&keys).unwrap()).unwrap();
+    let source = ModelSource::HuggingFace { path: folder.path().to_owned(), tokenizer_json: None };
+    let (flat, nested) = (Engine::load(&source, &self::config(), &|_| {}).unwrap(), engine("qwen2_vl", &self::config()));
+    let case = &golden("qwen2_vl").cases[0];
+    assert_eq!(bits(&run(&flat, request("qwen2_vl", case)).1), bits(&run(&nested, request("qwen2_vl", case)).1));
+}
+
+/// Gemma 3's folder with a processor that cuts long images.
+fn gemma3_with_crops() -> tempfile::TempDir {
+    let copy = edited("gemma3_vision", "config.json", "{", "{");
+    std::fs::copy(dir("gemma3_pan_and_scan").join("processor_config.json"), copy.path().join("processor_config.json")).unwrap();
+    copy
+}
+
+#[test]
+fn crops_of_a_long_image_stand_behind_it() {
+    let folder = gemma3_with_crops();
+    let load = |config: &EngineConfig| {
+        Engine::load(&ModelSource::HuggingFace { path: folder.path().to_owned(), tokenizer_json: None }, config, &|_| {}).unwrap()
+    };
+    // Steps of seven tokens, in which each crop stays whole.
+    let (whole, cut) = (load(&config()), load(&EngineConfig { max_num_batched_tokens: 7, ..config() }));
+    for (number, case) in golden("gemma3_pan_and_scan").cases.iter().enumerate() {
+        let (prompt, completion) = run(&whole, request("gemma3_vision", case));
+        assert_eq!(prompt, case.input_ids, "case {number}: tokens of the prompt");
+        let expected = log_softmax(&case.last_logits);
+        for top in &completion.choices[0].logprobs.as_ref().unwrap()[0].top_logprobs {
+            let (got, expected) = (f64::from(top.logprob), expected[top.token_id as usize]);
+            assert!((got - expected).abs() < 2e-3, "case {number}: token {} has {got} and not {expected}", top.token_id);
+        }
+        assert_eq!(completion.choices[0].token_ids, case.greedy_ids, "case {number}: the answer");
+        assert_eq!(bits(&run(&cut, request("gemma3_vision", case)).1), bits(&completion), "case {number}: in steps of seven");
     }
 }
 

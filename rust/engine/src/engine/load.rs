@@ -113,7 +113,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
                 weights: None,
                 isq: config.in_situ_quant,
                 tokenizer_bytes: 0,
-                encoder_cache_bytes: config.vision.map_or(0, |options| options.cache_bytes()),
+                encoder_cache_bytes: config.vision.as_ref().map_or(0, VisionOptions::cache_bytes),
                 vision: None,
                 adapter_bytes: adapter_bytes(config)?,
                 embedding: embedding.as_ref(),
@@ -128,7 +128,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let draft = draft::open(config, files.config(), &text.tokenizer, &*backend)?;
     plan(
-        planned_model(&files, draft.as_ref(), text.tokenizer.estimated_bytes(), config.vision, adapter_bytes(config)?),
+        planned_model(&files, draft.as_ref(), text.tokenizer.estimated_bytes(), config.vision.as_ref(), adapter_bytes(config)?),
         config,
         devices,
     )
@@ -139,7 +139,7 @@ pub(crate) fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<
         .with_isq(config.in_situ_quant)
         .with_importance(config.imatrix.clone());
     files.check_isq()?;
-    let files = match config.vision {
+    let files = match &config.vision {
         Some(options) => files.with_vision(source, options)?,
         None => files,
     };
@@ -209,7 +209,7 @@ fn planned_model<'a>(
     files: &'a ModelFiles,
     draft: Option<&'a ModelFiles>,
     tokenizer_bytes: u64,
-    vision: Option<VisionOptions>,
+    vision: Option<&VisionOptions>,
     adapter_bytes: u64,
 ) -> PlannedModel<'a> {
     PlannedModel {
@@ -217,8 +217,8 @@ fn planned_model<'a>(
         weights: Some(files.weights()),
         isq: files.isq(),
         tokenizer_bytes,
-        encoder_cache_bytes: vision.map_or(0, |options| options.cache_bytes()),
-        vision: files.vision(),
+        encoder_cache_bytes: vision.map_or(0, VisionOptions::cache_bytes),
+        vision: files.vision().map(|vision| (vision, files.encoder_weights())),
         adapter_bytes,
         embedding: files.embedding(),
         draft: draft.map(draft::planned),
@@ -287,7 +287,7 @@ pub fn load_with_backend(
     let (tokenizer_bytes, adapter_bytes) = (text.tokenizer.estimated_bytes(), adapter_bytes(config)?);
     let planned = |loaded| {
         plan(
-            planned_model(&files, draft.as_ref(), tokenizer_bytes, config.vision, adapter_bytes),
+            planned_model(&files, draft.as_ref(), tokenizer_bytes, config.vision.as_ref(), adapter_bytes),
             config,
             PlannedDevices::Own { backend: &**backend, loaded },
         )
@@ -302,7 +302,7 @@ pub fn load_with_backend(
         plan = planned(plan.devices[0].weights + runner.activation_bytes())?;
     }
     plan_workspaces(
-        planned_model(&files, draft.as_ref(), tokenizer_bytes, config.vision, adapter_bytes),
+        planned_model(&files, draft.as_ref(), tokenizer_bytes, config.vision.as_ref(), adapter_bytes),
         config,
         &**backend,
         &plan,
@@ -443,7 +443,7 @@ fn prepare_thread(thread: &mut EngineThread, files: &ModelFiles, config: &Engine
     if let Some(swapper) = swapper {
         thread.attach(swapper);
     }
-    if let Some(options) = config.vision {
+    if let Some(options) = &config.vision {
         thread.take_images(options.cache_bytes());
     }
 }

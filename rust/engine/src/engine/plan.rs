@@ -109,7 +109,7 @@ pub(super) struct PlannedModel<'a> {
     /// How it makes embeddings, if it does.
     pub embedding: Option<&'a EmbeddingConfig>,
     /// How it sees, if it does.
-    pub vision: Option<&'a VisionConfig>,
+    pub vision: Option<(&'a VisionConfig, &'a WeightSource)>,
     /// Who proposes drafts, if a model does: on the same device.
     pub draft: Option<PlannedDraft<'a>>,
 }
@@ -387,7 +387,7 @@ fn beside_kv(
         bytes[0].weights += counter.bytes.iter().sum::<u64>();
         bytes[0].activations += activation_bytes(draft.config, config, longest);
     }
-    if let (Some(vision), Some(weights)) = (model.vision, model.weights) {
+    if let Some((vision, weights)) = model.vision {
         let backend = if let PlannedDevices::Own { backend, .. } = devices { Some(backend) } else { None };
         let mut counter = TowerWeights::count(weights, backend, precision(config));
         ImageEncoder::new(&mut counter, vision, precision(config))?;

@@ -41,14 +41,19 @@ pub fn render_chat(
     let (messages, options) = with_tools.as_ref().map_or((messages, options), |(messages, options)| (&messages[..], options));
     let marked = forgery::marked(messages, options, &shared.tokenizer);
     let (messages, options) = marked.as_ref().map_or((messages, options), |(messages, options)| (&messages[..], options));
-    let mut text = render(template, messages, options)?;
-    if let Some(vision) = shared.vision.as_ref().filter(|_| !images.is_empty()) {
-        let replaced = vision.replaced(&shared.tokenizer);
-        if text.matches(&replaced).count() != images.len() {
-            text = render(template, &with_marks(messages), options)?.replace(IMAGE_MARK, &replaced);
+    let rendered = render(template, messages, options);
+    let text = match shared.vision.as_ref().filter(|_| !images.is_empty()) {
+        None => rendered?,
+        Some(vision) => {
+            let replaced = vision.replaced(&shared.tokenizer);
+            // Templates that know texts alone leave images out, or fail.
+            let text = match rendered {
+                Ok(text) if text.matches(&replaced).count() == images.len() => text,
+                _ => render(template, &with_marks(messages), options)?.replace(IMAGE_MARK, &replaced),
+            };
+            expand(shared, vision, &text, images)?
         }
-        text = expand(shared, vision, &text, images)?;
-    }
+    };
     if marked.is_some() {
         return forgery::encode(&text, &shared.tokenizer);
     }

@@ -111,6 +111,11 @@ pub enum Continuation {
 }
 
 impl Sequence {
+    /// Whether it goes on from images.
+    pub(crate) fn has_images(&self) -> bool {
+        self.origin.images.is_some()
+    }
+
     /// Prompt and answer, the token that ended it included.
     pub fn token_ids(&self) -> &[u32] {
         &self.token_ids

@@ -30,7 +30,7 @@ pub fn check(config: &EngineConfig) -> Result<(), EngineError> {
 /// Digest of the model's files with weights, of which it reads every byte; `None` where nobody needs it.
 pub fn digest(files: &ModelFiles, config: &EngineConfig, backend: &dyn Backend) -> Result<Option<[u8; 32]>, EngineError> {
     let is_needed = config.kv_tier.is_some() || config.kv_events.is_some();
-    let digest = || weights_digest(files.weights().watches().iter().map(FileWatch::path), backend.info().num_threads);
+    let digest = || weights_digest(files.watches().map(FileWatch::path), backend.info().num_threads);
     is_needed.then(digest).transpose()
 }
 

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use device::{DType, Mask};
+use device::{DType, Mask, mmap::FileWatch};
 use serde_json::{Map, Value};
 
 use super::{
@@ -14,7 +14,7 @@ use crate::{
     EmbeddingConfig, EmbeddingOptions, EngineError, Importance, Isq, ModelSource, embedding, importance,
     json::required_json,
     keys,
-    vision::{VisionConfig, VisionOptions},
+    vision::{self, VisionConfig, VisionOptions, mmproj},
     weights::{self, GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat},
 };
 
@@ -45,7 +45,16 @@ fn text_model(mut whole: Map<String, Value>) -> Map<String, Value> {
             }
             text
         }
-        _ => whole,
+        _ => {
+            // Of some that see, the language model's keys stand beside those of the encoder.
+            let sees = |name: &str| vision::families().any(|family| family == name);
+            if whole.get("model_type").and_then(Value::as_str).is_some_and(sees) {
+                for key in ["vision_config", "img_processor", "embd_layer"] {
+                    whole.remove(key);
+                }
+            }
+            whole
+        }
     }
 }
 
@@ -57,6 +66,8 @@ pub struct ModelFiles {
     embedding: Option<EmbeddingConfig>,
     importance: Option<Arc<Importance>>,
     vision: Option<VisionConfig>,
+    /// The image encoder's, where it has files of its own.
+    encoder: Option<WeightSource>,
     /// Its config.json speaks of images or sounds.
     has_senses: bool,
 }
@@ -92,7 +103,16 @@ impl ModelFiles {
         let num_layers = config.layers.len() + config.num_mtp_layers;
         let beyond = [Role::AttnOutput, Role::FfnDown].map(|role| WeightId::layer(num_layers, role));
         match beyond.into_iter().find(|id| weights.contains(*id)) {
-            None => Ok(Self { config, weights, isq: None, embedding: None, importance: None, vision: None, has_senses: false }),
+            None => Ok(Self {
+                config,
+                weights,
+                isq: None,
+                embedding: None,
+                importance: None,
+                vision: None,
+                encoder: None,
+                has_senses: false,
+            }),
             Some(id) => Err(EngineError::Load(format!(
                 "{}: `{key}` is {num_layers}, but there is a tensor `{}`: layers are counted from 0",
                 weights.path().display(),
@@ -114,7 +134,7 @@ impl ModelFiles {
         let Value::Object(object) = required_json(&path)? else {
             return Err(EngineError::Load(format!("{what}: not a JSON object")));
         };
-        let has_senses = ["vision_config", "audio_config"].iter().any(|key| object.contains_key(*key));
+        let has_senses = ["vision_config", "audio_config", "img_processor"].iter().any(|key| object.contains_key(*key));
         let fields = HfFields::new(&what, text_model(object));
         let (model_type, classes) = (fields.text("model_type")?, fields.texts("architectures")?.unwrap_or_default());
         let classes: Vec<_> = classes.iter().map(String::as_str).collect();
@@ -174,12 +194,30 @@ impl ModelFiles {
     /// # Errors
     /// [`EngineError::NotSupported`] for a family whose images are not computed; [`EngineError::Load`] for files that cannot be
     /// honoured; they name the key.
-    pub fn with_vision(mut self, source: &ModelSource, options: VisionOptions) -> Result<Self, EngineError> {
-        let ModelSource::HuggingFace { path, .. } = source else {
-            let what = self.weights.path().display();
-            let text = format!("{what}: images with a GGUF or GGML file are not supported: load the model's Hugging Face folder");
-            return Err(EngineError::NotSupported(text));
-        };
+    pub fn with_vision(self, source: &ModelSource, options: &VisionOptions) -> Result<Self, EngineError> {
+        let refused = |why: &str| Err(EngineError::NotSupported(format!("{}: {why}", self.weights.path().display())));
+        match (source, &options.mmproj) {
+            (ModelSource::HuggingFace { path, .. }, None) => self.with_vision_of_folder(path, options),
+            (ModelSource::Gguf { .. }, Some(mmproj)) => {
+                let encoder = mmproj::open(mmproj.clone())?;
+                let language = self.weights.metadata().ok_or_else(|| EngineError::Internal("no metadata".into()))?;
+                let vision = VisionConfig::from_mmproj(&encoder, language, &self.config, options.max_edge)?;
+                Ok(Self { encoder: Some(encoder), ..self.seeing(vision) })
+            }
+            (ModelSource::HuggingFace { .. }, Some(_)) => refused(
+                "a folder has its image encoder itself: leave out mmproj_filename (--mmproj), which goes with a GGUF file",
+            ),
+            (ModelSource::Gguf { .. }, None) => refused(
+                "images need the GGUF file of the image encoder as well: name it with mmproj_filename (--mmproj), or load the model's \
+                 Hugging Face folder",
+            ),
+            (ModelSource::Ggml { .. }, _) => {
+                refused("images with a GGML file are not supported: load a GGUF file with its mmproj")
+            }
+        }
+    }
+
+    fn with_vision_of_folder(self, path: &Path, options: &VisionOptions) -> Result<Self, EngineError> {
         let file = path.join("config.json");
         let what = file.display().to_string();
         let Value::Object(object) = required_json(&file)? else {
@@ -191,10 +229,14 @@ impl ModelFiles {
         })?;
         processor.max_edge = options.max_edge;
         let vision = VisionConfig::read(&HfFields::new(&what, object), &self.config, processor)?;
+        Ok(self.seeing(vision))
+    }
+
+    fn seeing(mut self, vision: VisionConfig) -> Self {
         if vision.sees_spans {
             self.config = self.config.with_layers(|layer| layer.attention.mask = Mask::Spans);
         }
-        Ok(Self { vision: Some(vision), ..self })
+        Self { vision: Some(vision), ..self }
     }
 
     /// Whether images or sounds that its config.json speaks of are left out.
@@ -205,6 +247,17 @@ impl ModelFiles {
     /// How it sees; `None`: it takes text alone.
     pub(crate) fn vision(&self) -> Option<&VisionConfig> {
         self.vision.as_ref()
+    }
+
+    /// The files that its image encoder lies in.
+    pub(crate) fn encoder_weights(&self) -> &WeightSource {
+        self.encoder.as_ref().unwrap_or(&self.weights)
+    }
+
+    /// Watches all files, as long as they are in use.
+    pub(crate) fn watches(&self) -> impl Iterator<Item = &FileWatch> {
+        let of_encoder = self.encoder.iter().flat_map(WeightSource::watches);
+        self.weights.watches().iter().chain(of_encoder)
     }
 
     /// How it makes embeddings; `None`: it makes text.
@@ -275,6 +328,6 @@ impl ModelFiles {
 
     /// Bytes of all weights in the files.
     pub fn weight_bytes(&self) -> u64 {
-        self.weights.weight_bytes()
+        self.weights.weight_bytes() + self.encoder.as_ref().map_or(0, WeightSource::weight_bytes)
     }
 }

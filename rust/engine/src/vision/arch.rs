@@ -2,6 +2,7 @@
 
 use device::{Activation, NormKind};
 use images::Processor;
+use serde_json::{Map, Value};
 
 use super::config::{
     Arrangement, DeepStack, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup,
@@ -18,25 +19,28 @@ use crate::{
 /// A family, by HF `model_type` of the whole model.
 struct Family {
     model_types: &'static [&'static str],
+    /// config.json need not say what the encoder is like: it is always the same.
+    is_one: bool,
     read: fn(&Reader<'_, '_>) -> Result<VisionConfig, EngineError>,
 }
 
 /// Every family whose images are computed.
-const FAMILIES: [Family; 9] = [
-    Family { model_types: &["llava"], read: llava },
-    Family { model_types: &["llava_next"], read: llava_next },
-    Family { model_types: &["idefics2"], read: idefics2 },
-    Family { model_types: &["idefics3", "smolvlm"], read: idefics3 },
-    Family { model_types: &["qwen2_vl"], read: qwen2_vl },
-    Family { model_types: &["qwen2_5_vl"], read: qwen2_5_vl },
-    Family { model_types: &["qwen3_vl"], read: qwen3_vl },
-    Family { model_types: &["gemma3"], read: gemma3 },
-    Family { model_types: &["mistral3"], read: mistral3 },
+const FAMILIES: [Family; 10] = [
+    Family { model_types: &["llava"], is_one: false, read: llava },
+    Family { model_types: &["llava_next"], is_one: false, read: llava_next },
+    Family { model_types: &["idefics2"], is_one: false, read: idefics2 },
+    Family { model_types: &["idefics3", "smolvlm"], is_one: false, read: idefics3 },
+    Family { model_types: &["qwen2_vl"], is_one: false, read: qwen2_vl },
+    Family { model_types: &["qwen2_5_vl"], is_one: false, read: qwen2_5_vl },
+    Family { model_types: &["qwen3_vl"], is_one: false, read: qwen3_vl },
+    Family { model_types: &["gemma3"], is_one: false, read: gemma3 },
+    Family { model_types: &["mistral3"], is_one: false, read: mistral3 },
+    Family { model_types: &["phi3_v"], is_one: true, read: phi3_v },
 ];
 
 /// The names of all families.
-pub(crate) fn families() -> Vec<&'static str> {
-    FAMILIES.iter().flat_map(|family| family.model_types.iter().copied()).collect()
+pub(crate) fn families() -> impl Iterator<Item = &'static str> {
+    FAMILIES.iter().flat_map(|family| family.model_types.iter().copied())
 }
 
 /// What is read.
@@ -58,13 +62,17 @@ impl VisionConfig {
     pub(crate) fn read(whole: &HfFields<'_>, decoder: &DecoderConfig, processor: Processor) -> Result<Self, EngineError> {
         let model_type = whole.text("model_type")?.unwrap_or_default();
         let Some(family) = FAMILIES.iter().find(|family| family.model_types.contains(&&model_type[..])) else {
-            let known = families().join(", ");
+            let known = families().collect::<Vec<_>>().join(", ");
             let text = format!("{}: images of `{model_type}` are not computed; those of {known} are", whole.what);
             return Err(EngineError::NotSupported(text));
         };
-        let vision = whole.child("vision_config")?.ok_or_else(|| whole.error("vision_config", "is missing"))?;
+        let vision = match whole.child("vision_config")? {
+            Some(vision) => vision,
+            None if family.is_one => HfFields::new(whole.what, Map::new()),
+            None => return Err(whole.error("vision_config", "is missing")),
+        };
         let config = (family.read)(&Reader { whole, vision, decoder, processor })?;
-        config.check(decoder).map_err(|why| EngineError::Load(format!("{}: `vision_config` {why}", whole.what)))?;
+        config.check(decoder).map_err(|why| EngineError::Load(format!("{}: the image encoder {why}", whole.what)))?;
         Ok(config)
     }
 
@@ -188,7 +196,7 @@ impl Reader<'_, '_> {
             has_pre_norm: false,
             has_post_norm: true,
             windows: None,
-            names: &SIGLIP,
+            names: SIGLIP,
         })
     }
 
@@ -209,6 +217,7 @@ impl Reader<'_, '_> {
             resampler: None,
             deep: Vec::new(),
             places: PLACES,
+            has_own_file: false,
             processor: self.processor.clone(),
         })
     }
@@ -219,15 +228,14 @@ impl Reader<'_, '_> {
         ProjectorConfig { norm: None, regroup: Regroup::Each, late_norm: None, layers: vec![first, self.last("linear_2")] }
     }
 
-    /// Layers up to the one whose output is taken: `usual` unless the file says another.
-    fn layers_up_to(&self, num_layers: usize, usual: i64) -> Result<usize, EngineError> {
-        let key = "vision_feature_layer";
+    /// Layers up to the one whose output is taken: `usual` unless the file says another, under this key.
+    fn layers_up_to(fields: &HfFields<'_>, key: &str, num_layers: usize, usual: i64) -> Result<usize, EngineError> {
         let wanted = "the number of one layer, or of one from the last: -1, -2, ...";
-        let layer = self.whole.typed(key, wanted, serde_json::Value::as_i64)?.unwrap_or(usual);
+        let layer = fields.typed(key, wanted, Value::as_i64)?.unwrap_or(usual);
         let num_layers = num_layers as i64;
         let count = if layer < 0 { num_layers + 1 + layer } else { layer };
         if !(1..=num_layers).contains(&count) {
-            return Err(self.whole.error(key, format!("is {layer}, and the encoder has {num_layers} layers")));
+            return Err(fields.error(key, format!("is {layer}, and the encoder has {num_layers} layers")));
         }
         Ok(count as usize)
     }
@@ -246,6 +254,7 @@ const SIGLIP: TowerNames = TowerNames {
     gate: "",
     up: "encoder.layers.*.mlp.fc1",
     down: "encoder.layers.*.mlp.fc2",
+    is_paired: false,
 };
 
 const PIXTRAL: TowerNames = TowerNames {
@@ -265,6 +274,7 @@ const PIXTRAL: TowerNames = TowerNames {
     gate: "transformer.layers.*.feed_forward.gate_proj",
     up: "transformer.layers.*.feed_forward.up_proj",
     down: "transformer.layers.*.feed_forward.down_proj",
+    is_paired: false,
 };
 
 const QWEN2: TowerNames = TowerNames {
@@ -280,6 +290,7 @@ const QWEN2: TowerNames = TowerNames {
     gate: "",
     up: "blocks.*.mlp.fc1",
     down: "blocks.*.mlp.fc2",
+    is_paired: false,
 };
 
 const QWEN2_5: TowerNames =
@@ -305,6 +316,13 @@ const PLACES: Places = Places {
 const QWEN_PLACES: Places =
     Places { tower: &["visual.", "model.visual."], projector: &["visual.merger.", "model.visual.merger."], newline: &[] };
 
+/// The same of Phi-3-vision's.
+const PHI3_PLACES: Places = Places {
+    tower: &["model.vision_embed_tokens.img_processor.vision_model."],
+    projector: &["model.vision_embed_tokens."],
+    newline: &["model.vision_embed_tokens."],
+};
+
 /// LLaVA 1.5 (arXiv:2310.03744).
 fn llava(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     let strategy = reader.whole.text("vision_feature_select_strategy")?.unwrap_or_else(|| "default".into());
@@ -313,7 +331,7 @@ fn llava(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
         return Err(reader.whole.error("vision_feature_select_strategy", why));
     }
     let tower = reader.clip([768, 3072, 12, 12, 224, 32], "quick_gelu", 1e-5)?;
-    let num_layers = reader.layers_up_to(tower.num_layers, -2)?;
+    let num_layers = Reader::layers_up_to(reader.whole, "vision_feature_layer", tower.num_layers, -2)?;
     let tower = TowerConfig { num_layers, has_class: true, has_pre_norm: true, has_post_norm: false, ..tower };
     let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;
     reader.config("llava", tower, reader.two_layers(activation))
@@ -373,13 +391,6 @@ fn idefics2(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
 /// Gemma 3 (arXiv:2503.19786).
 fn gemma3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     let tower = reader.clip([768, 3072, 12, 12, 224, 16], "gelu_pytorch_tanh", 1e-6)?;
-    if reader.processor.pan_and_scan.is_some() {
-        let text = format!(
-            "{}: crops of images (`do_pan_and_scan` of the processor) are not computed: set it to false",
-            reader.whole.what
-        );
-        return Err(EngineError::NotSupported(text));
-    }
     let num_rows = reader.whole.size("mm_tokens_per_image")?.unwrap_or(256);
     let side = num_rows.isqrt();
     if side * side != num_rows {
@@ -406,14 +417,14 @@ fn mistral3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     let tower = reader.clip([1024, 4096, 24, 16, 1024, 16], "gelu", 1e-5)?;
     let hidden = tower.hidden_size;
     let tower = TowerConfig {
-        num_layers: reader.layers_up_to(tower.num_layers, -1)?,
+        num_layers: Reader::layers_up_to(reader.whole, "vision_feature_layer", tower.num_layers, -1)?,
         norm: NormKind::Rms,
         eps: 1e-5,
         is_gated: true,
         positions: Positions::Rotary { theta: theta.unwrap_or(10_000.0), takes_turns: true },
         has_pre_norm: true,
         has_post_norm: false,
-        names: &PIXTRAL,
+        names: PIXTRAL,
         ..tower
     };
     let merge = reader.whole.size("spatial_merge_size")?.unwrap_or(2);
@@ -423,6 +434,54 @@ fn mistral3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     projector.regroup = Regroup::Interleaved(merge);
     projector.layers.insert(0, ProjectorLayer { out_features: hidden, ..reader.last("patch_merger.merging_layer") });
     Ok(VisionConfig { placeholder: Placeholder::Rows, ..reader.config("mistral3", tower, projector)? })
+}
+
+/// Phi-3-vision and Phi-3.5-vision (arXiv:2404.14219), as the code beside their weights computes it.
+fn phi3_v(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    /// `<|image|>`, which the configuration does not name.
+    const IMAGE_TOKEN: usize = 32_044;
+    let part = |key: &str| reader.whole.child(key)?.ok_or_else(|| reader.whole.error(key, "is missing"));
+    let (encoder, embedding) = (part("img_processor")?, part("embd_layer")?);
+    let only = |fields: &HfFields<'_>, key: &str, usual: &str| match fields.value(key) {
+        Some(value) if value != usual => Err(fields.error(key, format!("is {value}; implemented: {usual}"))),
+        _ => Ok(()),
+    };
+    only(&encoder, "name", "clip_vision_model")?;
+    only(&encoder, "type_feature", "patch")?;
+    only(&embedding, "projection_cls", "mlp")?;
+    for key in ["use_hd_transform", "with_learnable_separator"] {
+        if !embedding.flag(key)?.unwrap_or(false) {
+            return Err(embedding.error(key, "is not true; implemented: true"));
+        }
+    }
+    let whole_last = match embedding.text("hd_transform_order")?.as_deref().unwrap_or("glb_sub") {
+        "glb_sub" => false,
+        "sub_glb" => true,
+        other => return Err(embedding.error("hd_transform_order", format!("is `{other}`; implemented: glb_sub, sub_glb"))),
+    };
+    let tower = reader.clip([1024, 4096, 24, 16, 336, 14], "quick_gelu", 1e-5)?;
+    let num_layers = Reader::layers_up_to(&encoder, "layer_idx", tower.num_layers, -2)?;
+    let tower = TowerConfig { num_layers, has_class: true, has_pre_norm: true, has_post_norm: false, ..tower };
+    let first = ProjectorLayer { activation: Some(Activation::Gelu), ..reader.last("img_projection.0") };
+    let layers = vec![first, reader.last("img_projection.2")];
+    let token = reader.whole.size("image_token_id")?.unwrap_or(IMAGE_TOKEN);
+    if token >= reader.decoder.vocab_size {
+        return Err(reader.whole.error("vocab_size", format!("is not over {token}, the id of the image token")));
+    }
+    Ok(VisionConfig {
+        architecture: "phi3_v",
+        projector: ProjectorConfig { norm: None, regroup: Regroup::Squares(2), late_norm: None, layers },
+        tower,
+        arrangement: Arrangement::Separated { whole_last },
+        placeholder: Placeholder::Repeated,
+        image_token_id: token as u32,
+        sees_spans: false,
+        resampler: None,
+        deep: Vec::new(),
+        places: PHI3_PLACES,
+        has_own_file: false,
+        processor: reader.processor.clone(),
+    })
 }
 
 /// What Qwen2-VL and Qwen2.5-VL have in common: `hidden` is the width of the tower.
@@ -455,7 +514,7 @@ fn qwen_tower(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<TowerConfig
         has_pre_norm: false,
         has_post_norm: false,
         windows: None,
-        names: &QWEN2,
+        names: QWEN2,
     })
 }
 
@@ -476,7 +535,7 @@ fn qwen2_5_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     }
     let full_layers = reader.vision.layers("fullatt_block_indexes")?.unwrap_or_else(|| vec![7, 15, 23, 31]);
     let windows = Some(Windows { side, full_layers });
-    qwen(reader, "qwen2_5_vl", TowerConfig { norm: NormKind::Rms, is_gated: true, windows, names: &QWEN2_5, ..tower })
+    qwen(reader, "qwen2_5_vl", TowerConfig { norm: NormKind::Rms, is_gated: true, windows, names: QWEN2_5, ..tower })
 }
 
 /// Qwen3-VL (arXiv:2511.21631).
@@ -490,7 +549,7 @@ fn qwen3_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
         intermediate_size: reader.size("intermediate_size", 4304)?,
         activation: Reader::activation(&reader.vision, "hidden_act", "gelu_pytorch_tanh")?,
         positions: Positions::Interpolated { side, theta },
-        names: &QWEN3,
+        names: QWEN3,
         ..tower
     };
     let merge = reader.size("spatial_merge_size", 2)?;

@@ -26,6 +26,8 @@ pub struct VisionConfig {
     pub sees_spans: bool,
     /// Where its weights lie.
     pub places: Places,
+    /// Its weights have a file of their own (`mmproj`), in which no tensor may be left over.
+    pub has_own_file: bool,
     /// How an image becomes the encoder's input.
     pub processor: images::Processor,
 }
@@ -64,7 +66,7 @@ pub struct TowerConfig {
     /// Layers that see a window around a patch, and not the whole tile.
     pub windows: Option<Windows>,
     /// What its weights are called.
-    pub names: &'static TowerNames,
+    pub names: TowerNames,
 }
 
 /// How patches know where they are.
@@ -221,6 +223,12 @@ pub enum Arrangement {
     /// The whole image first; then its tiles side by side without their padding, with a vector of its own behind each row
     /// (LLaVA-NeXT).
     Unpadded,
+    /// The tiles side by side, and the whole image, with a vector of its own behind each row and another between the two. These
+    /// are made of values of the tower's, as all others are (Phi-3-vision, arXiv:2404.14219).
+    Separated {
+        /// The whole image comes behind the tiles.
+        whole_last: bool,
+    },
 }
 
 /// The text that stands for an image.
@@ -257,7 +265,7 @@ pub struct Places {
 }
 
 /// What a tower's weights are called, behind what all of their names begin with; `*` is the number of a layer.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TowerNames {
     /// Of patches.
     pub patch: &'static str,
@@ -283,4 +291,6 @@ pub struct TowerNames {
     pub up: &'static str,
     /// The last.
     pub down: &'static str,
+    /// Of each head of queries and keys, rows that rotate together are neighbours; else they are half a head apart.
+    pub is_paired: bool,
 }

@@ -37,22 +37,43 @@ impl ImageLayout {
             Arrangement::Tiles => image.tiles.len() * per_tile,
             Arrangement::Unpadded if image.tiles.len() == 1 => per_tile + 1,
             Arrangement::Unpadded => per_tile + unpadded[0].len() * (unpadded[1].len() + 1),
+            Arrangement::Separated { .. } => {
+                let lines = |[rows, columns]: [usize; 2]| rows * of_tile[0] * (columns * of_tile[1] + 1);
+                lines([1, 1]) + 1 + lines(tiles)
+            }
         };
         Self { num_rows, num_tiles: image.tiles.len(), of_tile, tiles, unpadded }
     }
 
-    /// The vectors in their order in a prompt, of those of the tiles, `[tiles][rows, cols]`. `newline` is the one behind rows.
-    pub(crate) fn arrange(&self, config: &VisionConfig, tiles: &[Vec<f32>], newline: Option<&[f32]>) -> Vec<f32> {
-        let (Arrangement::Unpadded, Some(newline)) = (config.arrangement, newline) else { return tiles.concat() };
-        let cols = newline.len();
-        let mut rows = tiles[0].clone();
+    /// The vectors in their order in a prompt, of those of the tiles, `[tiles][rows, cols]`. `separators` are those of the encoder
+    /// itself: the one behind rows, and perhaps the one between the parts.
+    pub(crate) fn arrange(&self, config: &VisionConfig, tiles: &[Vec<f32>], separators: &[f32]) -> Vec<f32> {
         let [height, width] = self.of_tile;
-        if tiles.len() == 1 {
-            rows.extend_from_slice(newline);
+        match config.arrangement {
+            Arrangement::Tiles => tiles.concat(),
+            Arrangement::Unpadded if tiles.len() == 1 => [&tiles[0], separators].concat(),
+            Arrangement::Unpadded => {
+                let mut rows = tiles[0].clone();
+                rows.extend(self.lines(&tiles[1..], self.tiles[1], self.unpadded.clone(), separators));
+                rows
+            }
+            Arrangement::Separated { whole_last } => {
+                let (newline, between) = separators.split_at(separators.len() / 2);
+                let whole = self.lines(&tiles[..1], 1, [0..height, 0..width], newline);
+                let all = [0..self.tiles[0] * height, 0..self.tiles[1] * width];
+                let cut = self.lines(&tiles[1..], self.tiles[1], all, newline);
+                if whole_last { [&cut, between, &whole].concat() } else { [&whole, between, &cut].concat() }
+            }
         }
-        for y in self.unpadded[0].clone() {
-            for x in self.unpadded[1].clone() {
-                let tile = &tiles[1 + y / height * self.tiles[1] + x / width];
+    }
+
+    /// Vectors of tiles that lie side by side in so many columns, line by line, each with `newline` behind it.
+    fn lines(&self, tiles: &[Vec<f32>], columns: usize, [ys, xs]: [std::ops::Range<usize>; 2], newline: &[f32]) -> Vec<f32> {
+        let ([height, width], cols) = (self.of_tile, newline.len());
+        let mut rows = Vec::new();
+        for y in ys {
+            for x in xs.clone() {
+                let tile = &tiles[y / height * columns + x / width];
                 let row = y % height * width + x % width;
                 rows.extend_from_slice(&tile[row * cols..(row + 1) * cols]);
             }
@@ -109,7 +130,15 @@ impl VisionConfig {
                 format!("{AROUND}{}{AROUND}", vec![tile; image.num_tiles].join(AROUND))
             }
             Placeholder::Repeated => token.repeat(image.num_rows),
-            Placeholder::Between { before, after, .. } => format!("{before}{}{after}", token.repeat(image.num_rows)),
+            Placeholder::Between { before, after, .. } => {
+                let tile = format!("{before}{}{after}", token.repeat(image.num_rows / image.num_tiles.max(1)));
+                if image.num_tiles < 2 {
+                    return tile;
+                }
+                // As Gemma 3 was trained, whose crops stand behind the whole image.
+                let crops = vec![&tile[..]; image.num_tiles - 1].join(" ");
+                format!("Here is the original image {tile} and here are some crops to help you see better {crops}")
+            }
             Placeholder::Rows => {
                 let row = token.repeat(cols);
                 format!("{}[IMG_END]", vec![row; rows].join("[IMG_BREAK]"))

@@ -11,18 +11,20 @@ mod arch;
 pub(crate) mod config;
 mod grid;
 mod layout;
+pub(crate) mod mmproj;
 mod projector;
 pub(crate) mod prompt;
 mod resampler;
 mod tower;
 mod weights;
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
-use device::{Backend, Constant, Precision};
+use device::{Backend, Precision};
 use images::{Processed, RgbImage};
 use paged::{EncoderContent, EncoderItem, EncoderKey};
 
+pub(crate) use arch::families;
 pub(crate) use config::VisionConfig;
 pub(crate) use layout::ImageLayout;
 pub(crate) use weights::TowerWeights;
@@ -34,12 +36,14 @@ use resampler::Resampler;
 use tower::Tower;
 
 /// How a model sees.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VisionOptions {
     /// An image whose longer edge has more pixels is made smaller first.
     pub max_edge: Option<usize>,
     /// Bytes that outputs of the encoder may take; 256 MiB unless given.
     pub cache_bytes: Option<u64>,
+    /// The image encoder of a GGUF file, which is a GGUF file of its own.
+    pub mmproj: Option<PathBuf>,
 }
 
 /// Bytes that outputs of the encoder may take, unless given: some hundreds of images.
@@ -103,36 +107,45 @@ pub(crate) struct ImageEncoder {
     tower: Tower,
     connector: Connector,
     deep: Vec<Projector>,
-    newline: Option<Constant>,
+    /// Vectors of its own that stand between those of an image, one behind the other.
+    separators: Vec<f32>,
 }
 
 impl ImageEncoder {
     pub(crate) fn new(weights: &mut TowerWeights<'_>, config: &VisionConfig, precision: Precision) -> Result<Self, EngineError> {
-        let hidden = config.projector.layers.last().map_or(0, |layer| layer.out_features);
-        let newline = match config.arrangement {
-            Arrangement::Tiles => None,
-            Arrangement::Unpadded => {
-                let place = weights.place(config.places.newline, "image_newline")?;
-                Some(weights.constant(&format!("{place}image_newline"), &[hidden])?)
-            }
-        };
+        let separators = separators(weights, config)?;
         let places = config.places.projector;
         let connector = match &config.resampler {
             Some(resampler) => Connector::Resampler(Resampler::new(weights, places, resampler, precision)?),
             None => Connector::Projector(Projector::new(weights, places, &config.projector, &config.tower)?),
         };
-        Ok(Self {
+        let encoder = Self {
             tower: Tower::new(weights, config.places.tower, &config.tower, precision)?,
             connector,
             deep: deep_projectors(weights, config)?,
-            newline,
+            separators,
             config: config.clone(),
-        })
+        };
+        if config.has_own_file {
+            mmproj::check_rest(weights, config)?;
+        }
+        Ok(encoder)
     }
 
     /// Vectors of a row of an image.
     pub(crate) fn num_planes(&self) -> usize {
         self.config.num_planes()
+    }
+
+    /// Those between an image's vectors, of the decoder's width.
+    fn separators(&self, backend: &dyn Backend) -> Result<Vec<f32>, EngineError> {
+        match (&self.config.arrangement, &self.connector) {
+            (Arrangement::Separated { .. }, Connector::Projector(projector)) => {
+                let columns = self.config.projector.regroup.columns(self.config.tower.hidden_size);
+                projector.project(backend, self.separators.clone(), columns)
+            }
+            _ => Ok(self.separators.clone()),
+        }
     }
 
     /// The vectors of an image, `[1 + deep, num_rows, hidden_size]`: those of its rows, then those that are added behind the
@@ -143,7 +156,7 @@ impl ImageEncoder {
         let pairs: Vec<_> = tiles.iter().zip(&grids).collect();
         let taken: Vec<_> = self.config.deep.iter().map(|deep| deep.layer).collect();
         let mut states = self.tower.run(backend, &pairs, &taken)?;
-        let newline = self.newline.as_deref().map(|it| &it[..]);
+        let separators = self.separators(backend)?;
         let mut vectors = Vec::new();
         let mut outputs = Vec::with_capacity(tiles.len());
         for (states, grid) in states.iter_mut().zip(&grids) {
@@ -153,16 +166,33 @@ impl ImageEncoder {
                 Connector::Resampler(resampler) => resampler.run(backend, last)?,
             });
         }
-        vectors.extend(image.layout.arrange(&self.config, &outputs, newline));
+        vectors.extend(image.layout.arrange(&self.config, &outputs, &separators));
         for (place, projector) in self.deep.iter().enumerate() {
             let mut outputs = Vec::with_capacity(tiles.len());
             for (states, grid) in states.iter_mut().zip(&grids) {
                 outputs.push(projector.run(backend, &mut states[place], grid)?);
             }
-            vectors.extend(image.layout.arrange(&self.config, &outputs, newline));
+            vectors.extend(image.layout.arrange(&self.config, &outputs, &separators));
         }
         Ok(vectors)
     }
+}
+
+/// The vectors of its own that an encoder has: of the decoder's width, or of what is projected to it.
+fn separators(weights: &mut TowerWeights<'_>, config: &VisionConfig) -> Result<Vec<f32>, EngineError> {
+    let hidden = config.projector.layers.last().map_or(0, |layer| layer.out_features);
+    let columns = config.projector.regroup.columns(config.tower.hidden_size);
+    let named: &[(&str, &[usize])] = match config.arrangement {
+        Arrangement::Tiles => &[],
+        Arrangement::Unpadded => &[("image_newline", &[hidden])],
+        Arrangement::Separated { .. } => &[("sub_GN", &[1, 1, 1, columns]), ("glb_GN", &[1, 1, columns])],
+    };
+    let mut all = Vec::new();
+    for (name, shape) in named {
+        let place = weights.place(config.places.newline, name)?;
+        all.extend_from_slice(&weights.constant(&format!("{place}{name}"), shape)?);
+    }
+    Ok(all)
 }
 
 fn deep_projectors(weights: &mut TowerWeights<'_>, config: &VisionConfig) -> Result<Vec<Projector>, EngineError> {

@@ -51,10 +51,15 @@ impl Projector {
             hidden.chunks_exact_mut(cols).for_each(|row| norm.apply(row));
         }
         let mut rows = regroup(self.config.regroup, hidden, grid);
-        let mut cols = self.config.regroup.columns(cols);
+        let cols = self.config.regroup.columns(cols);
         if let Some(norm) = &self.late_norm {
             rows.chunks_exact_mut(cols).for_each(|row| norm.apply(row));
         }
+        self.project(backend, rows, cols)
+    }
+
+    /// Vectors of rows of such a width, `[rows, out_features]`.
+    pub(crate) fn project(&self, backend: &dyn Backend, mut rows: Vec<f32>, mut cols: usize) -> Result<Vec<f32>, EngineError> {
         for (linear, config) in self.layers.iter().zip(&self.config.layers) {
             let num_rows = rows.len() / cols;
             let (mut x, mut out) = (backend.alloc(num_rows, cols)?, backend.alloc(num_rows, linear.out_features)?);

@@ -26,7 +26,7 @@ pub(crate) struct PromptImages {
     coordinates: Vec<[u32; 3]>,
     /// Added to a position behind these to give its coordinates.
     shift: i64,
-    /// Positions of the images whose rows see each other, in order: first and end.
+    /// Positions of the tiles whose rows see each other, in order: first and end.
     pub(crate) spans: Vec<(u32, u32)>,
 }
 
@@ -61,9 +61,7 @@ impl PromptImages {
         if has_axes {
             shift = add_coordinates(&images, &mut coordinates);
         }
-        let span =
-            |image: &PlacedImage| image.positions.first().zip(image.positions.last()).map(|(first, last)| (*first, last + 1));
-        let spans = if config.sees_spans { images.iter().filter_map(span).collect() } else { Vec::new() };
+        let spans = if config.sees_spans { images.iter().flat_map(|image| runs(&image.positions)).collect() } else { Vec::new() };
         Ok(Self { images, token_id, coordinates, shift, spans })
     }
 
@@ -113,6 +111,11 @@ impl PromptImages {
             placed.positions.get(from).is_some_and(|position| *position < end)
         })
     }
+}
+
+/// Where ascending positions follow each other without a gap: first and end of each run.
+fn runs(positions: &[u32]) -> impl Iterator<Item = (u32, u32)> {
+    positions.chunk_by(|a, b| a + 1 == *b).filter_map(|run| run.first().zip(run.last()).map(|(first, last)| (*first, last + 1)))
 }
 
 /// Token ids with those of rows in the places of images, if there are any.

@@ -116,7 +116,13 @@ impl Tower {
             let named = |name: &str| named(&name.replace('*', &layer.to_string()));
             let is_fused = names.qkv[0] == names.qkv[1];
             let (num_rows, step) = if is_fused { (3 * hidden, hidden) } else { (hidden, 0) };
-            let mut of_qkv = |part: usize| weights.rows_of_linear(&named(names.qkv[part]), num_rows, part * step, [hidden; 2]);
+            let mut of_qkv = |part: usize| {
+                let name = named(names.qkv[part]);
+                if names.is_paired && part < 2 {
+                    return weights.unpaired(&name, hidden, config.num_heads);
+                }
+                weights.rows_of_linear(&name, num_rows, part * step, [hidden; 2])
+            };
             layers.push(TowerLayer {
                 qkv: [of_qkv(0)?, of_qkv(1)?, of_qkv(2)?],
                 attn_norm: weights.norm(&named(names.attn_norm), hidden, kind)?,

@@ -1,6 +1,6 @@
 //! The weights of a vision encoder, by the names that its checkpoint has for them.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use device::{Backend, Constant, DType, GgmlType, Linear, LinearOptions, Norm, NormKind, Precision, WeightView, mmap::Bytes};
 
@@ -22,6 +22,8 @@ pub(crate) struct TowerWeights<'a> {
     precision: Precision,
     loads: bool,
     progress: &'a dyn Fn(u64),
+    /// The names of the tensors that were asked for.
+    read: BTreeSet<String>,
     /// Bytes of what was asked for so far, as it is kept.
     pub(crate) bytes: u64,
 }
@@ -34,12 +36,12 @@ impl<'a> TowerWeights<'a> {
         precision: Precision,
         progress: &'a dyn Fn(u64),
     ) -> Self {
-        Self { files, backend: Some(backend), precision, loads: true, progress, bytes: 0 }
+        Self { files, backend: Some(backend), precision, loads: true, progress, read: BTreeSet::new(), bytes: 0 }
     }
 
     /// Counts only: what is returned is empty.
     pub(crate) fn count(files: &'a WeightSource, backend: Option<&'a dyn Backend>, precision: Precision) -> Self {
-        Self { files, backend, precision, loads: false, progress: &|_| {}, bytes: 0 }
+        Self { files, backend, precision, loads: false, progress: &|_| {}, read: BTreeSet::new(), bytes: 0 }
     }
 
     /// The first of some beginnings that the name of a tensor has.
@@ -67,13 +69,39 @@ impl<'a> TowerWeights<'a> {
         [rows, cols]: [usize; 2],
     ) -> Result<Linear, EngineError> {
         let weight = format!("{name}.weight");
-        let (view, shape) = self.files.tensor(&weight)?;
-        if shape != [num_rows, cols] {
-            return Err(self.wrong_shape(&weight, &shape, &[num_rows, cols]));
-        }
+        let view = self.matrix(&weight, [num_rows, cols])?;
         let bias = self.optional(&format!("{name}.bias"), num_rows)?;
         let bias = bias.map(|bias| bias[first..first + rows].to_vec());
         self.keep(weight, &view.slice_rows(first, first + rows)?, bias)
+    }
+
+    /// A square matrix for heads whose rows that rotate together are neighbours in the file, with these half a head apart.
+    pub(crate) fn unpaired(&mut self, name: &str, size: usize, num_heads: usize) -> Result<Linear, EngineError> {
+        let weight = format!("{name}.weight");
+        let view = self.matrix(&weight, [size; 2])?;
+        let half = size / num_heads / 2;
+        let stored = |row: usize| row / (2 * half) * 2 * half + row % half * 2 + row / half % 2;
+        let bytes = (0..size).flat_map(|row| view.row(stored(row))).copied().collect();
+        view.release();
+        let bias = self.optional(&format!("{name}.bias"), size)?;
+        let bias = bias.map(|bias| (0..size).map(|row| bias[stored(row)]).collect());
+        self.keep(weight, &WeightView::new(view.dtype, size, size, Bytes::from_vec(bytes))?, bias)
+    }
+
+    fn matrix(&mut self, name: &str, asked: [usize; 2]) -> Result<WeightView, EngineError> {
+        self.read.insert(name.to_owned());
+        let (view, shape) = self.files.tensor(name)?;
+        if shape == asked { Ok(view) } else { Err(self.wrong_shape(name, &shape, &asked)) }
+    }
+
+    /// Where they lie, for errors.
+    pub(crate) fn path(&self) -> &Path {
+        self.files.path()
+    }
+
+    /// The tensors that nothing has asked for, in order.
+    pub(crate) fn unread(&self) -> BTreeSet<&str> {
+        self.files.tensor_names().into_iter().filter(|name| !self.read.contains(*name)).collect()
     }
 
     /// The matrix whose transpose `[cols, rows]` is stored by that name.
@@ -84,17 +112,24 @@ impl<'a> TowerWeights<'a> {
     }
 
     /// The convolution over patches, `[rows, 3, frames, side, side]` or without frames, as a matrix over the values of a patch:
-    /// the same frame in all.
+    /// the same frame in all. Each frame may have a tensor of its own: the second has `.1` behind the name of the first.
     pub(crate) fn patches(&mut self, name: &str, rows: usize, frames: usize, side: usize) -> Result<Linear, EngineError> {
         let weight = format!("{name}.weight");
-        let all: &[usize] = &[rows, 3, frames, side, side];
-        let shape = if frames == 1 { vec![rows, 3, side, side] } else { all.to_vec() };
-        let stored = self.values(&weight, &shape)?;
-        let area = side * side;
+        let of_one = [rows, 3, side, side];
+        // Shapes are checked before memory is taken.
+        let stored = if frames == 1 || self.files.tensor(&format!("{weight}.1")).is_ok() {
+            let names = (0..frames).map(|frame| if frame == 0 { weight.clone() } else { format!("{weight}.{frame}") });
+            names.map(|name| self.values(&name, &of_one)).collect::<Result<Vec<_>, _>>()?
+        } else {
+            vec![self.values(&weight, &[rows, 3, frames, side, side])?]
+        };
+        let (area, frames) = (side * side, frames / stored.len());
         let mut values = vec![0.0; rows * 3 * area];
-        for (to, from) in values.chunks_exact_mut(area).zip(stored.chunks_exact(frames * area)) {
-            for frame in from.chunks_exact(area) {
-                to.iter_mut().zip(frame).for_each(|(to, from)| *to += from);
+        for stored in &stored {
+            for (to, from) in values.chunks_exact_mut(area).zip(stored.chunks_exact(frames * area)) {
+                for frame in from.chunks_exact(area) {
+                    to.iter_mut().zip(frame).for_each(|(to, from)| *to += from);
+                }
             }
         }
         let bias = self.optional(&format!("{name}.bias"), rows)?;
@@ -149,11 +184,12 @@ impl<'a> TowerWeights<'a> {
         Ok(values.into())
     }
 
-    fn optional(&self, name: &str, len: usize) -> Result<Option<Vec<f32>>, EngineError> {
+    fn optional(&mut self, name: &str, len: usize) -> Result<Option<Vec<f32>>, EngineError> {
         if self.files.tensor(name).is_err() { Ok(None) } else { self.values(name, &[len]).map(Some) }
     }
 
-    fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
+    fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
+        self.read.insert(name.to_owned());
         let (view, stored) = self.files.tensor(name)?;
         if stored != shape {
             return Err(self.wrong_shape(name, &stored, shape));

@@ -7,8 +7,10 @@ use crate::{
     EngineError,
     model::{
         config::DecoderConfig,
-        fields::{Fields, HfFields},
+        fields::{Fields, GgufFields, HfFields},
+        rope::RopeAxes,
     },
+    weights::MetadataValue,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -27,7 +29,7 @@ pub(super) const VL: Architecture = Architecture {
     gguf: "qwen2vl",
     names: &[],
     from_hf: |fields| Ok(with_bias(read_vl("qwen2_vl", fields)?)),
-    from_gguf: |fields| Ok(with_bias(fields.decoder("qwen2_vl", RopeStyle::Neox)?)),
+    from_gguf: |fields| Ok(with_bias(read_vl_gguf("qwen2_vl", fields, false)?)),
 };
 
 /// The same of Qwen2.5-VL.
@@ -46,6 +48,26 @@ fn with_bias(config: DecoderConfig) -> DecoderConfig {
 pub(super) fn read_vl(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let mut config = read_hf(architecture, fields)?;
     config.ropes[0].axes = fields.rope_axes()?;
+    Ok(config)
+}
+
+/// The same of GGUF files. Some have a fourth section, of which nothing rotates.
+pub(super) fn read_vl_gguf(
+    architecture: &'static str,
+    fields: &GgufFields<'_>,
+    takes_turns: bool,
+) -> Result<DecoderConfig, EngineError> {
+    let mut config = fields.decoder(architecture, RopeStyle::Neox)?;
+    let key = "rope.dimension_sections";
+    if let Some(value) = fields.metadata.get(&format!("{}.{key}", fields.prefix)) {
+        let sizes = match value {
+            MetadataValue::Ints(list) if list.len() == 3 || list.len() == 4 && list[3] == 0 => &list[..3],
+            _ => &[],
+        };
+        let sizes = sizes.iter().filter_map(|size| usize::try_from(*size).ok()).collect::<Vec<_>>();
+        let sections = <[usize; 3]>::try_from(sizes).map_err(|_| fields.error(key, "must be three sizes"))?;
+        config.ropes[0].axes = Some(RopeAxes { sections, takes_turns });
+    }
     Ok(config)
 }
 

@@ -4,7 +4,7 @@ use device::RopeStyle;
 
 use super::{
     Architecture,
-    qwen2::{read_hf, read_vl},
+    qwen2::{read_hf, read_vl, read_vl_gguf},
 };
 use crate::model::config::{DecoderConfig, QkNorm};
 
@@ -23,7 +23,7 @@ pub(super) const VL: Architecture = Architecture {
     class: "Qwen3VLForConditionalGeneration",
     gguf: "qwen3vl",
     from_hf: |fields| Ok(with_norms(read_vl("qwen3_vl", fields)?)),
-    from_gguf: |fields| Ok(with_norms(fields.decoder("qwen3_vl", RopeStyle::Neox)?)),
+    from_gguf: |fields| Ok(with_norms(read_vl_gguf("qwen3_vl", fields, true)?)),
     ..ARCHITECTURE
 };
 
