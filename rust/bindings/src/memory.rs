@@ -23,12 +23,12 @@ use crate::{
 /// bytes and, of several devices, sums. Memory is committed as it is first written: these are the figures once every block has
 /// been used and a step of the most tokens has run.
 ///
-/// - `weights_bytes` in the form that is computed with, `kv_cache_bytes` with the null block, `states_bytes` of recurrent
-///   layers, `state_snapshots_bytes` of snapshots of these for prefix hits, `activations_bytes` with logits and rope tables, `workspaces_bytes` of the kernels, `graphs_bytes` of CUDA graphs
-///   on a GPU, `tokenizer_bytes` of the host estimated from the vocabulary, `encoder_cache_bytes` for outputs of vision and
-///   audio encoders (0 for models of text), `margin_bytes` left free for what is not counted, such as pages of the program's own
-///   file. `resident_bytes` is all of them but the margin. `devices` has these for each device, with its `device_total_bytes` and
-///   `device_available_bytes`.
+/// - `weights_bytes` in the form that is computed with, `kv_cache_bytes` with the null block, `states_bytes` of recurrent layers,
+///   `state_snapshots_bytes` of snapshots of these for prefix hits, `activations_bytes` with logits and rope tables,
+///   `workspaces_bytes` of the kernels, `graphs_bytes` of CUDA graphs on a GPU, `tokenizer_bytes` of the host estimated from the
+///   vocabulary, `encoder_cache_bytes` for outputs of vision and audio encoders (0 for models of text), `margin_bytes` left free
+///   for what is not counted, such as pages of the program's own file. `resident_bytes` is all of them but the margin. `devices`
+///   has these for each device, with its `device_total_bytes` and `device_available_bytes`.
 /// - `num_blocks` usable blocks of `block_size` tokens, `bytes_per_block` each. `groups`: of each group of layers with one block
 ///   table its `window` in tokens (None: all), `num_layers` and `block_bytes`.
 /// - `servable_tokens`: the longest request, prompt and answer. `num_requests_that_fit(n)`: requests of n tokens that fit at

@@ -326,9 +326,9 @@ impl Runner {
     /// `AsyncChatCompletionStreamer`, whose chunks `async for` gives. What is wrong with the request is raised by the `await`.
     ///
     /// No thread waits: any number of requests from any number of event loops cost each loop one wake-up a step. Cancelling the
-    /// task cancels the request and frees its blocks. The prompt is rendered and tokenized on the loop's thread; images become tiles,
-    /// and a model that is unloaded is loaded, on another. Needs a loop that watches file descriptors (`add_reader`), as asyncio's do on Linux, and
-    /// uvloop.
+    /// task cancels the request and frees its blocks. The prompt is rendered and tokenized on the loop's thread; images become
+    /// tiles, and a model that is unloaded is loaded, on another. Needs a loop that watches file descriptors (`add_reader`), as
+    /// asyncio's do on Linux, and uvloop.
     #[pyo3(signature = (request, model_id=None))]
     fn achat<'py>(
         slf: &Bound<'py, Self>,

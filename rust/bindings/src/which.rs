@@ -202,8 +202,8 @@ pub enum Which {
     /// parts of a split file in order. `tok_model_id` is a local folder or hub id whose tokenizer.json is used instead of the
     /// file's metadata; `tokenizer_json`, `dtype`, `imatrix`, `calibration_file` and `hf_cache_path` are as in `Which.Plain`,
     /// `adapters` and their limits as in `Which.Lora`; without any of those it takes none. Files in use must not be changed.
-    /// `mmproj_filename` is the GGUF file of a model's image encoder, beside the other in the folder or on the hub, or the path of
-    /// a local file: with it the model sees images, and `max_edge` and `encoder_cache_memory_bytes` are as in
+    /// `mmproj_filename` is the GGUF file of a model's image encoder, beside the other in the folder or on the hub, or the path
+    /// of a local file: with it the model sees images, and `max_edge` and `encoder_cache_memory_bytes` are as in
     /// `Which.MultimodalPlain`. Fields not named here are not supported yet.
     #[pyo3(constructor = (
         quantized_model_id, quantized_filename=None, tok_model_id=None, topology=None, dtype=ModelDType::Auto, *,

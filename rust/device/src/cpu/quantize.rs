@@ -1,8 +1,8 @@
 //! Quantizers of the K types, Q2_K to Q6_K, with and without importance.
 //!
-//! A super-block has 256 columns. For each of its sub-blocks some scales are tried; each rounds the columns to codes, and weighted
-//! least squares over these give a better scale (and minimum), as in llama.cpp's `make_qkx3_quants` and `make_qx_quants`. Scales and
-//! minima are then rounded to codes themselves, and the columns once more to theirs.
+//! A super-block has 256 columns. For each of its sub-blocks some scales are tried; each rounds the columns to codes, and
+//! weighted least squares over these give a better scale (and minimum), as in llama.cpp's `make_qkx3_quants` and
+//! `make_qx_quants`. Scales and minima are then rounded to codes themselves, and the columns once more to theirs.
 //!
 //! Sixteen sub-blocks lie side by side, a lane each, so that a trial passes their columns once and adds nothing across lanes. The
 //! squared error of a trial follows from its sums. Nothing is fused: a row has the same bytes on every ISA.
@@ -38,7 +38,8 @@ pub const fn quantizes(format: GgmlType) -> bool {
 /// squared error of a column counts. The bytes are the same on every ISA.
 ///
 /// # Panics
-/// When `cols` is no multiple of 256, `out` has another size than the rows take, the type is another, or the machine lacks the ISA.
+/// When `cols` is no multiple of 256, `out` has another size than the rows take, the type is another, or the machine lacks the
+/// ISA.
 pub fn quantize_rows(isa: Isa, values: &[f32], cols: usize, format: GgmlType, importance: Option<&[f32]>, out: &mut [u8]) {
     assert!(quantizes(format), "{} is quantized elsewhere", format.name());
     assert!(cols > 0 && cols.is_multiple_of(SUPER_BLOCK) && values.len().is_multiple_of(cols), "rows of {cols} columns");
@@ -103,8 +104,8 @@ impl Group {
         Self { x: [[0.0; SIDE_BY_SIDE]; 32], weights: [[0.0; SIDE_BY_SIDE]; 32], totals: [0.0; SIDE_BY_SIDE] }
     }
 
-    /// `values` are one or two super-blocks; sub-blocks that they do not fill keep what they had. `importance` comes with the column
-    /// of the first value, and begins anew where a row ends.
+    /// `values` are one or two super-blocks; sub-blocks that they do not fill keep what they had. `importance` comes with the
+    /// column of the first value, and begins anew where a row ends.
     #[inline(always)]
     fn fill(&mut self, values: &[f32], importance: Option<(&[f32], usize)>, sub_columns: usize) {
         let subs = SUPER_BLOCK / sub_columns;
@@ -201,8 +202,8 @@ impl Group {
         found
     }
 
-    /// Scales for codes from `-most` to `most - 1` of sub-blocks of 16 columns. The largest magnitude has the code `-most` or near
-    /// it, so that a scale is negative where that is a positive value's.
+    /// Scales for codes from `-most` to `most - 1` of sub-blocks of 16 columns. The largest magnitude has the code `-most` or
+    /// near it, so that a scale is negative where that is a positive value's.
     #[inline(always)]
     unsafe fn search<S: Simd>(&self, most: f32) -> [f32; SIDE_BY_SIDE] {
         const COLUMNS: usize = 16;

@@ -45,8 +45,8 @@ impl ImageLayout {
         Self { num_rows, num_tiles: image.tiles.len(), of_tile, tiles, unpadded }
     }
 
-    /// The vectors in their order in a prompt, of those of the tiles, `[tiles][rows, cols]`. `separators` are those of the encoder
-    /// itself: the one behind rows, and perhaps the one between the parts.
+    /// The vectors in their order in a prompt, of those of the tiles, `[tiles][rows, cols]`. `separators` are those of the
+    /// encoder itself: the one behind rows, and perhaps the one between the parts.
     pub(crate) fn arrange(&self, config: &VisionConfig, tiles: &[Vec<f32>], separators: &[f32]) -> Vec<f32> {
         let [height, width] = self.of_tile;
         match config.arrangement {

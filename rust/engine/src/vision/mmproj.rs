@@ -1,5 +1,6 @@
-//! Encoders that lie in a GGUF file of their own, beside that of their language model (`mmproj`): the keys and names of llama.cpp's
-//! converter (its `gguf-py/gguf/constants.py`, `ClipVision`), in the terms of config.json and preprocessor_config.json.
+//! Encoders that lie in a GGUF file of their own, beside that of their language model (`mmproj`): the keys and names of
+//! llama.cpp's converter (its `gguf-py/gguf/constants.py`, `ClipVision`), in the terms of config.json and
+//! preprocessor_config.json.
 
 use std::path::PathBuf;
 
