@@ -556,6 +556,11 @@ MEMORY = (
     Flag(("--json",), "print one JSON object, with the memory step by step", section=None),
 )
 
+NO_PREFIX_CACHE = (
+    Flag(("--prefix-cache-n",), "prefix cache", "N", left_out="it is off, so that each prompt is computed in full", section=None),
+    Flag(("--state-snapshot-mb",), "prefix cache", "MB", left_out="it is off, so that nothing is kept for it", section=None),
+)
+
 BENCH = (
     Flag(
         ("--prompt-len",),
@@ -571,8 +576,7 @@ BENCH = (
     Flag(("--warmup",), "requests before them that do not count; default 1", "N", int, 1, section=None),
     Flag(("--json",), "print one JSON object", section=None),
     Flag(("--adapter",), "adapter that is measured", "ALIAS", section=None),
-    Flag(("--prefix-cache-n",), "prefix cache", "N", left_out="it is off, so that each prompt is computed in full", section=None),
-    Flag(("--state-snapshot-mb",), "prefix cache", "MB", left_out="it is off, so that nothing is kept for it", section=None),
+    *NO_PREFIX_CACHE,
 )
 
 BENCH_SERVE = (
@@ -618,8 +622,7 @@ TUNE = (
     Flag(("--text-tokens",), "tokens that perplexity is of; default 8192", "N", int, 8192, section=None),
     Flag(("--emit-config",), "write a configuration file for from-config", "FILE", section=None),
     Flag(("--json",), "print one JSON object", section=None),
-    Flag(("--prefix-cache-n",), "prefix cache", "N", left_out="it is off, so that each prompt is computed in full", section=None),
-    Flag(("--state-snapshot-mb",), "prefix cache", "MB", left_out="it is off, so that nothing is kept for it", section=None),
+    *NO_PREFIX_CACHE,
 )
 
 SIMULATE = (
@@ -692,9 +695,9 @@ LOADING = (
     Group("log", LOGGING),
 )
 
-PREFIX_CACHE = ("--prefix-cache-n", "--state-snapshot-mb")
+OF_PREFIX_CACHE = {flag.name for flag in NO_PREFIX_CACHE}
 BENCH_LOADING = tuple(
-    Group(group.title, tuple(flag for flag in group.flags if flag.name not in PREFIX_CACHE)) for group in LOADING
+    Group(group.title, tuple(flag for flag in group.flags if flag.name not in OF_PREFIX_CACHE)) for group in LOADING
 )
 
 COMMANDS: dict[str, tuple[str, tuple[Group, ...]]] = {

@@ -97,6 +97,11 @@ def select(options: argparse.Namespace) -> Which:
             if value is not None:
                 raise ValueError(f"{flag} does not go with adapters of a model in Hugging Face layout; leave out one of the two")
         return Which.Lora(model, arch=arch, **place, **lora)
+    return gguf(options, model, dtype, **(lora or {}))
+
+
+def gguf(options: argparse.Namespace, model: str, dtype: ModelDType, **others: Any) -> Which:
+    """A GGUF file, with arguments that only some have."""
     if options.arch is not None:
         raise ValueError("--arch goes with a model in Hugging Face layout; a GGUF file names its own")
     return Which.GGUF(
@@ -108,7 +113,7 @@ def select(options: argparse.Namespace) -> Which:
         hf_cache_path=options.hf_cache,
         imatrix=options.imatrix,
         calibration_file=options.calibration_file,
-        **(lora or {}),
+        **others,
     )
 
 
@@ -158,7 +163,10 @@ def multimodal(options: argparse.Namespace, model: str, dtype: ModelDType, lora:
             raise ValueError(f"--arch {options.arch}: for images it is one of {names}; left out, it is any")
     cache_bytes = None if options.encoder_cache_mb is None else options.encoder_cache_mb << 20
     if options.quantized_file is not None or has_gguf(find_local(model)) or options.mmproj is not None:
-        return multimodal_gguf(options, model, dtype, cache_bytes)
+        if options.mmproj is None:
+            raise ValueError("images need the GGUF file of the model's image encoder: name it with --mmproj")
+        images = {"mmproj_filename": options.mmproj, "max_edge": options.max_edge, "encoder_cache_memory_bytes": cache_bytes}
+        return gguf(options, model, dtype, **images)
     if options.tok_model_id is not None:
         raise ValueError("--tok-model-id goes with a GGUF file; name it with -f")
     return Which.MultimodalPlain(
@@ -169,27 +177,6 @@ def multimodal(options: argparse.Namespace, model: str, dtype: ModelDType, lora:
         max_edge=options.max_edge,
         imatrix=options.imatrix,
         calibration_file=options.calibration_file,
-        hf_cache_path=options.hf_cache,
-        encoder_cache_memory_bytes=cache_bytes,
-    )
-
-
-def multimodal_gguf(options: argparse.Namespace, model: str, dtype: ModelDType, cache_bytes: int | None) -> Which:
-    """The same of a GGUF file with its image encoder's."""
-    if options.mmproj is None:
-        raise ValueError("images need the GGUF file of the model's image encoder: name it with --mmproj")
-    if options.arch is not None:
-        raise ValueError("--arch goes with a model in Hugging Face layout; a GGUF file names its own")
-    return Which.GGUF(
-        model,
-        None if options.quantized_file is None else options.quantized_file.split(";"),
-        tok_model_id=options.tok_model_id,
-        dtype=dtype,
-        tokenizer_json=options.tokenizer,
-        mmproj_filename=options.mmproj,
-        imatrix=options.imatrix,
-        calibration_file=options.calibration_file,
-        max_edge=options.max_edge,
         hf_cache_path=options.hf_cache,
         encoder_cache_memory_bytes=cache_bytes,
     )
