@@ -6,7 +6,7 @@ mod common;
 
 use std::{path::PathBuf, sync::Arc};
 
-use common::{golden_dir, log_softmax};
+use common::{golden_dir, log_softmax, serving::greedy};
 use engine::{
     Completion, Engine, EngineConfig, GenerationRequest, Message, MessageContent, ModelDType, ModelSource, SamplingParams,
     VisionOptions,
@@ -70,13 +70,7 @@ fn request(name: &str, case: &Case) -> GenerationRequest {
         let content = MessageContent::Parts(message.content.clone());
         Message { images: images.by_ref().take(num_images).collect(), ..Message::new(&message.role, content) }
     };
-    let sampling = SamplingParams {
-        temperature: Some(0.0),
-        max_tokens: Some(case.greedy_ids.len()),
-        ignore_eos: true,
-        logprobs: Some(20),
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { logprobs: Some(20), ..greedy(case.greedy_ids.len()) };
     let mut request = GenerationRequest::chat(case.messages.iter().map(message).collect(), sampling);
     request.return_token_ids = true;
     request

@@ -10,7 +10,7 @@ mod mmproj;
 
 use std::{path::PathBuf, sync::Arc};
 
-use common::{golden_dir, log_softmax};
+use common::{golden_dir, log_softmax, serving::greedy};
 use engine::{
     Completion, Engine, EngineConfig, GenerationRequest, Message, MessageContent, ModelDType, ModelSource, SamplingParams,
     VisionOptions,
@@ -68,13 +68,7 @@ fn request(name: &str, case: &Value) -> GenerationRequest {
         Message { images: images.by_ref().take(num_images).collect(), ..Message::new(role, MessageContent::Parts(parts)) }
     };
     let messages = case["messages"].as_array().unwrap().iter().map(message).collect();
-    let sampling = SamplingParams {
-        temperature: Some(0.0),
-        max_tokens: Some(case["greedy_ids"].as_array().unwrap().len()),
-        ignore_eos: true,
-        logprobs: Some(20),
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { logprobs: Some(20), ..greedy(case["greedy_ids"].as_array().unwrap().len()) };
     GenerationRequest { return_token_ids: true, ..GenerationRequest::chat(messages, sampling) }
 }
 

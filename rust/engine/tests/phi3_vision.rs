@@ -7,7 +7,7 @@ mod common;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use common::{golden_dir, log_softmax};
+use common::{golden_dir, log_softmax, serving::greedy};
 use engine::{
     Engine, EngineConfig, GenerationRequest, Message, MessageContent, ModelDType, ModelSource, SamplingParams, VisionOptions,
     images::RgbImage,
@@ -91,13 +91,7 @@ fn request(case: &Case) -> GenerationRequest {
     let mut parts = vec![json!({ "type": "image" }); images.len()];
     parts.push(json!({ "type": "text", "text": case.text }));
     let message = Message { images, ..Message::new("user", MessageContent::Parts(parts)) };
-    let sampling = SamplingParams {
-        temperature: Some(0.0),
-        max_tokens: Some(case.greedy_ids.len()),
-        ignore_eos: true,
-        logprobs: Some(20),
-        ..SamplingParams::default()
-    };
+    let sampling = SamplingParams { logprobs: Some(20), ..greedy(case.greedy_ids.len()) };
     GenerationRequest { return_token_ids: true, ..GenerationRequest::chat(vec![message], sampling) }
 }
 
