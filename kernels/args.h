@@ -61,7 +61,7 @@ struct AttentionWork {
     int32_t part;                // -1: this is all of it, out is written; else row r goes to part + r
 };
 
-// attention_*, prefill_*: causal attention through block tables.
+// attention_*, prefill_*: attention through block tables.
 struct AttentionArgs {
     const float* q;               // [num_tokens, q_stride]
     void* out;                    // [num_tokens, num_heads, head_dim] of out_type
@@ -71,11 +71,12 @@ struct AttentionArgs {
     const uint8_t* v_plane;
     const uint32_t* block_tables; // [num_reqs, max_blocks]
     const uint32_t* positions;    // [num_tokens]
+    const uint32_t* ends;         // [num_tokens]: one more than the last key that each sees, or null: causal
     const AttentionWork* work;    // [gridDim.x]
     const float* sinks;           // [num_heads], a score without a value, or null
     uint64_t block_bytes, scales_offset;
     uint32_t max_blocks, block_size, num_heads, num_kv_heads, q_stride;
-    uint32_t window;              // 0: none; else keys j with i - window < j <= i are seen by position i
+    uint32_t window;              // 0: none; else position i sees no keys j <= i - window
     uint32_t out_type;
     float scale;
     float softcap;                // 0: none; else scores become softcap * tanh(score / softcap)

@@ -124,6 +124,11 @@ __device__ __forceinline__ void load_queries(uint32_t (&into)[4], const unsigned
     }
 }
 
+// One more than the last key that a row sees.
+__device__ __forceinline__ uint32_t end_key(const AttentionArgs& args, uint32_t row) {
+    return args.ends ? args.ends[row] : args.positions[row] + 1;
+}
+
 // The first key that a position sees.
 __device__ __forceinline__ uint32_t first_key(const AttentionArgs& args, uint32_t position) {
     const uint32_t of_window = args.window && position + 1 > args.window ? position + 1 - args.window : 0;
@@ -155,8 +160,9 @@ struct QueryRows {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const unsigned row = (vector + threadIdx.x % 32 / 4 + 8 * i) / queries_per_kv;
-            last[i] = row < work.num_rows ? int(args.positions[work.first_row + row]) : -1;
-            begin[i] = last[i] < 0 ? 0 : int(first_key(args, uint32_t(last[i])));
+            const bool is_there = row < work.num_rows;
+            last[i] = is_there ? int(end_key(args, work.first_row + row)) - 1 : -1;
+            begin[i] = is_there ? int(first_key(args, args.positions[work.first_row + row])) : 0;
             largest[i] = NO_SCORE;
             total[i] = 0.0f;
         }

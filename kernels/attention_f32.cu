@@ -46,9 +46,8 @@ KERNEL(attention_f32, AttentionArgs, WARPS * 32, SHARED_BYTES) {
     query.q = reinterpret_cast<float*>(shared) + warp * MAX_HEAD_DIM;
     query.weights = reinterpret_cast<float*>(shared) + WARPS * MAX_HEAD_DIM + warp * 32;
 
-    const uint32_t last = args.positions[work.first_row];
-    const uint32_t begin = first_key(args, last);
-    const uint32_t end = work.key_end < last + 1 ? work.key_end : last + 1;
+    const uint32_t begin = first_key(args, args.positions[work.first_row]);
+    const uint32_t end = min(work.key_end, end_key(args, work.first_row));
     const uint32_t* table = args.block_tables + size_t(work.request) * args.max_blocks;
     const Plane<float> keys{const_cast<uint8_t*>(args.k_plane), args.block_bytes, 0, args.block_size, head_dim};
     const Plane<float> values{const_cast<uint8_t*>(args.v_plane), args.block_bytes, 0, args.block_size, head_dim};

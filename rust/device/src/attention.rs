@@ -124,7 +124,7 @@ impl<'a> RopeArgs<'a> {
 }
 
 /// Which keys of its request a query sees, before any window.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mask {
     /// Its own and those before.
     #[default]
@@ -172,14 +172,25 @@ impl AttentionParams {
         first_key(self.window, self.chunk, position)
     }
 
-    /// One more than the position of the last key that the query at `position`, row `row` of the step, sees, of a request with
+    /// One more than the position of the last key that a query, a row of the step and its position, sees of a request with
     /// `seq_len` keys. `span_ends` are the step's.
-    pub fn end_key(&self, (row, position): (usize, usize), seq_len: usize, span_ends: &[u32]) -> usize {
-        match self.mask {
-            Mask::Causal => position + 1,
-            Mask::Full => self.window.map_or(seq_len, |window| seq_len.min(position + window)),
-            Mask::Spans => span_ends.get(row).map_or(position + 1, |end| *end as usize),
-        }
+    pub fn end_key(&self, query: (usize, usize), seq_len: usize, span_ends: &[u32]) -> usize {
+        end_key(self.mask, self.window, query, seq_len, span_ends)
+    }
+}
+
+/// See [`AttentionParams::end_key`].
+pub(crate) fn end_key(
+    mask: Mask,
+    window: Option<usize>,
+    (row, position): (usize, usize),
+    seq_len: usize,
+    span_ends: &[u32],
+) -> usize {
+    match mask {
+        Mask::Causal => position + 1,
+        Mask::Full => window.map_or(seq_len, |window| seq_len.min(position + window)),
+        Mask::Spans => span_ends.get(row).map_or(position + 1, |end| *end as usize),
     }
 }
 

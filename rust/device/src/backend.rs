@@ -477,6 +477,12 @@ pub trait Phases {
 
     /// Waits for the tensor's rows and makes them what [`Tensor::as_slice`] gives.
     fn fetch(&self, _x: &mut Tensor) {}
+
+    /// Makes what the host wrote to the tensor's rows in use what phases read.
+    fn store(&self, _x: &mut Tensor) {}
+
+    /// As [`Self::store`], for some of the rows, in ascending order; the others stay what they are.
+    fn store_rows(&self, _x: &mut Tensor, _rows: &[usize]) {}
 }
 
 /// Samples where the logits lie.

@@ -108,6 +108,7 @@ pub struct AttentionArgs {
     pub v_plane: DevicePtr,
     pub block_tables: DevicePtr,
     pub positions: DevicePtr,
+    pub ends: DevicePtr,
     pub work: DevicePtr,
     pub sinks: DevicePtr,
     pub block_bytes: u64,

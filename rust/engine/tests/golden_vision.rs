@@ -7,11 +7,16 @@ mod common;
 use std::{path::PathBuf, sync::Arc};
 
 use common::{golden_dir, log_softmax, serving::greedy};
+use device::{
+    Backend,
+    cuda::{CudaBackend, CudaOptions, Driver},
+};
 use engine::{
     Completion, Engine, EngineConfig, GenerationRequest, Message, MessageContent, ModelDType, ModelSource, SamplingParams,
     VisionOptions,
     images::{Limits, RgbImage, decode},
 };
+use kernel_tests::{EmulatedDriver, Order};
 use serde::Deserialize;
 
 const MODELS: [&str; 9] =
@@ -58,9 +63,12 @@ fn config() -> EngineConfig {
     config
 }
 
+fn source(name: &str) -> ModelSource {
+    ModelSource::HuggingFace { path: dir(name), tokenizer_json: None }
+}
+
 fn engine(name: &str, config: &EngineConfig) -> Engine {
-    let source = ModelSource::HuggingFace { path: dir(name), tokenizer_json: None };
-    Engine::load(&source, config, &|_| {}).unwrap()
+    Engine::load(&source(name), config, &|_| {}).unwrap()
 }
 
 fn request(name: &str, case: &Case) -> GenerationRequest {
@@ -115,6 +123,29 @@ fn every_family_sees_as_transformers_does() {
             }
             assert_eq!(choice.token_ids, case.greedy_ids, "{what}: the answer");
         }
+    }
+}
+
+/// On a GPU whose kernels run on the CPU.
+#[test]
+fn the_kernels_of_a_gpu_see_the_same() {
+    for name in MODELS {
+        let driver: Arc<dyn Driver> = Arc::new(EmulatedDriver::with_memory(Order::Ascending, 256 << 20));
+        let options = CudaOptions { graphs: false, ..CudaOptions::default() };
+        let gpu: Arc<dyn Backend> = Arc::new(CudaBackend::with(driver, options).unwrap());
+        let small = EngineConfig { max_num_batched_tokens: 512, max_num_seqs: 2, ..config() };
+        let engine = Engine::load_onto(&gpu, &source(name), &small, &|_| {}).unwrap();
+        let case = &golden(name).cases[0];
+        let mut asked = request(name, case);
+        asked.sampling.max_tokens = Some(2);
+        let (_, completion) = run(&engine, asked);
+        let choice = &completion.choices[0];
+        let expected = log_softmax(&case.last_logits);
+        for top in &choice.logprobs.as_ref().unwrap()[0].top_logprobs {
+            let (got, expected) = (f64::from(top.logprob), expected[top.token_id as usize]);
+            assert!((got - expected).abs() < 2e-3, "{name}: token {} has {got} and not {expected}", top.token_id);
+        }
+        assert_eq!(choice.token_ids, case.greedy_ids[..2], "{name}");
     }
 }
 

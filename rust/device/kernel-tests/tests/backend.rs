@@ -2,8 +2,8 @@
 
 use device::{
     Activation, AttentionArgs, AttentionParams, Backend, DType, EmbedArgs, EmbeddingTable, GateUpArgs, GgmlType, HeadNorm,
-    KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Linear, LinearOptions, Norm, NormKind, NormSpan, Precision,
-    Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, cpu::ReferenceBackend,
+    KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Linear, LinearOptions, Mask, Norm, NormKind, NormSpan,
+    Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, cpu::ReferenceBackend,
     cuda::CudaBackend, mmap::Bytes,
 };
 use kernel_tests::{Order, assert_close, driver, random::Rng};
@@ -231,6 +231,41 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
             // Weights are rounded by up to 2^-9 of themselves, values are within 2, and a query or key on the edge may have gone
             // the other way.
             assert_close(&run(&cuda), &run(&ReferenceBackend::new()), [1e-2, 0.0], "bf16");
+        }
+    }
+}
+
+#[test]
+fn rows_that_see_keys_behind_them() {
+    let mut rng = Rng::new(8);
+    let mut step = step(&[(0, 3), (0, 70), (0, 1), (0, 20)], 8);
+    step.span_ends = step.positions.iter().map(|position| position + 1).collect();
+    // Rows 5 to 49 of the second request, and all but the first of the last.
+    step.span_ends[8..53].fill(50);
+    step.span_ends[75..].fill(20);
+    let rows = step.positions.len();
+    let [q, k, v] = [6, 2, 2].map(|heads| floats(&mut rng, rows * heads * 64));
+    for ((mask, window), dtype) in [(Mask::Full, None), (Mask::Full, Some(9)), (Mask::Spans, None), (Mask::Spans, Some(9))]
+        .into_iter()
+        .flat_map(|mask| [KvDType::F32, KvDType::BF16].map(|dtype| (mask, dtype)))
+    {
+        let params = AttentionParams { scale: 0.03, mask, window, ..AttentionParams::new([6, 2, 64], Precision::Exact) };
+        let spec = KvCacheSpec::uniform((60, 8), dtype, KvShape::new(2, 64), 1).unwrap();
+        let run = |backend: &dyn Backend| {
+            let cache = backend.alloc_kv_cache(&spec).unwrap();
+            backend.begin_step(&step);
+            let round = |x: &[f32]| -> Vec<f32> { x.iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect() };
+            let [mut q, mut k, v] = [(&q, 6), (&k, 2), (&v, 2)].map(|(x, heads)| tensor(backend, &round(x), heads * 64));
+            backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&v))), None, (&cache, 0)), &step);
+            let mut out = backend.alloc(rows, 6 * 64).unwrap();
+            backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params }, &step);
+            fetched(backend, out)
+        };
+        let tolerance = if dtype == KvDType::F32 { 1e-5 } else { 1e-2 };
+        for order in [Order::Ascending, Order::Descending] {
+            let cuda = CudaBackend::new(driver(order)).unwrap();
+            let what = format!("{mask:?}, window {window:?}, {dtype:?}");
+            assert_close(&run(&cuda), &run(&ReferenceBackend::new()), [tolerance, 0.0], &what);
         }
     }
 }

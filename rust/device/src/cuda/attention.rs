@@ -66,6 +66,9 @@ pub struct DevicePlan {
     pub merges: List,
     /// See [`AttentionPlan`].
     pub num_parts: usize,
+    /// See [`PlanShape::ends`]; null: each row's end is its position. So it is in every step of a graph, whose requests have a row
+    /// each.
+    pub ends: DevicePtr,
 }
 
 /// A list on the device.
@@ -200,7 +203,9 @@ impl StepLists {
             return Ok(*plan);
         }
         let plan = AttentionPlan::new(step, shape);
+        let ends = shape.ends(step).filter(|_| !self.are_fixed()).map_or(Ok(0), |ends| self.arena.put(&ends))?;
         let plan = DevicePlan {
+            ends,
             decode: self.list(&plan.decode)?,
             prefill: self.list(&plan.prefill)?,
             merges: self.list(&plan.merges)?,
@@ -210,7 +215,7 @@ impl StepLists {
         Ok(plan)
     }
 
-    /// Causal attention over the cache.
+    /// Attention over the cache.
     pub fn attention(
         &mut self,
         driver: &Arc<dyn Driver>,
@@ -235,6 +240,7 @@ impl StepLists {
             queries_per_kv,
             window: params.window,
             chunk: params.chunk,
+            mask: params.mask,
             dtype: spec.dtype,
             alone,
             splits: self.splits && !alone,
@@ -254,6 +260,7 @@ impl StepLists {
             v_plane,
             block_tables: self.groups[group].block_tables,
             positions: self.positions,
+            ends: plan.ends,
             sinks,
             block_bytes: layout.block_stride as u64,
             scales_offset: layout.scales as u64,

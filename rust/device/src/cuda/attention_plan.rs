@@ -5,9 +5,11 @@
 //! its keys. Over a cache in f32, and where results are to be deterministic, every row is a tile that is not cut along its keys:
 //! it then has the same bits in chunks of any size.
 
+use std::ops::Range;
+
 use crate::{
-    KvDType, StepMetadata,
-    attention::first_key,
+    KvDType, Mask, StepMetadata,
+    attention::{end_key, first_key},
     kernel_args::{AttentionMerge, AttentionWork},
 };
 
@@ -46,6 +48,8 @@ pub struct PlanShape {
     pub window: Option<usize>,
     /// See [`AttentionParams::chunk`](crate::AttentionParams).
     pub chunk: Option<usize>,
+    /// See [`AttentionParams::mask`](crate::AttentionParams).
+    pub mask: Mask,
     /// How keys and values are stored: in f32, a CTA takes one row.
     pub dtype: KvDType,
     /// Whether every row is a tile of its own; so it is over f32.
@@ -69,10 +73,26 @@ impl PlanShape {
         if self.alone { rows.min(1) } else { rows }
     }
 
-    /// The keys that some rows of one request see, from a multiple of the tile on.
-    fn visible_keys(self, step: &StepMetadata, first_row: usize, end_row: usize) -> std::ops::Range<usize> {
-        let first = first_key(self.window, self.chunk, step.positions[first_row] as usize);
-        first / KEY_TILE * KEY_TILE..step.positions[end_row - 1] as usize + 1
+    /// The keys that some rows of a request see, from a multiple of the tile on.
+    fn visible_keys(self, step: &StepMetadata, request: usize, rows: Range<usize>) -> Range<usize> {
+        let first = first_key(self.window, self.chunk, step.positions[rows.start] as usize);
+        first / KEY_TILE * KEY_TILE..self.end_key(step, request, rows.end - 1)
+    }
+
+    /// One more than the position of the last key that a row of a request sees. No row behind it sees less.
+    fn end_key(self, step: &StepMetadata, request: usize, row: usize) -> usize {
+        let (position, seq_len) = (step.positions[row] as usize, step.seq_lens[request] as usize);
+        end_key(self.mask, self.window, (row, position), seq_len, &step.span_ends)
+    }
+
+    /// The ends of what each row of a step sees, where it is not its own position.
+    pub fn ends(self, step: &StepMetadata) -> Option<Vec<u32>> {
+        if self.mask == Mask::Causal || self.mask == Mask::Spans && step.span_ends.is_empty() {
+            return None;
+        }
+        let rows = |request: usize| step.query_start_loc[request]..step.query_start_loc[request + 1];
+        let end = |request: usize, row: u32| self.end_key(step, request, row as usize) as u32;
+        Some((0..step.num_reqs()).flat_map(|request| rows(request).map(move |row| end(request, row))).collect())
     }
 
     /// What every step of a bucket fits into.
@@ -123,7 +143,7 @@ impl AttentionPlan {
             let mut first = rows.start;
             while first < rows.end {
                 let end = rows.end.min(first + tile);
-                let keys = shape.visible_keys(step, first, end);
+                let keys = shape.visible_keys(step, request, first..end);
                 let work = AttentionWork {
                     request: request as u32,
                     first_row: first as u32,
@@ -215,16 +235,24 @@ mod tests {
         ];
         dtypes.into_iter().flat_map(move |(dtype, alone)| {
             reaches.into_iter().flat_map(move |(window, chunk)| {
-                let shape = move |queries_per_kv| PlanShape { queries_per_kv, window, chunk, dtype, alone, splits: !alone };
-                [1, 3, 7, 16, 40].into_iter().map(shape)
+                let masks = [Mask::Causal, Mask::Full, Mask::Spans];
+                masks.into_iter().flat_map(move |mask| {
+                    let shape =
+                        move |queries_per_kv| PlanShape { queries_per_kv, window, chunk, mask, dtype, alone, splits: !alone };
+                    [1, 3, 7, 16, 40].into_iter().map(shape)
+                })
             })
         })
     }
 
     #[test]
     fn every_row_sees_each_of_its_keys_once() {
-        let step = step(&[(0, 1), (511, 1), (4095, 1), (10, 3), (0, 130), (1000, 40), (70_000, 2)]);
+        let mut step = step(&[(0, 1), (511, 1), (4095, 1), (10, 3), (0, 130), (1000, 40), (70_000, 2)]);
+        // Rows 30 to 99 of the long prompt are a span.
+        step.span_ends = step.positions.iter().map(|position| position + 1).collect();
+        step.span_ends[36..106].fill(100);
         for shape in shapes() {
+            let ends = shape.ends(&step);
             let plan = AttentionPlan::new(&step, shape);
             let mut keys: HashMap<u32, Vec<(u32, u32)>> = HashMap::new();
             let decode_vectors = if shape.dtype == KvDType::F32 { shape.queries_per_kv } else { DECODE_VECTORS };
@@ -247,7 +275,8 @@ mod tests {
                 ranges.sort_unstable();
                 assert!(ranges.windows(2).all(|pair| pair[0].1 == pair[1].0), "gaps or overlaps in {ranges:?}");
                 let first = first_key(shape.window, shape.chunk, *position as usize);
-                assert!(ranges[0].0 as usize <= first && ranges[ranges.len() - 1].1 > *position);
+                let end = ends.as_ref().map_or(position + 1, |ends| ends[row]);
+                assert!(ranges[0].0 as usize <= first && ranges[ranges.len() - 1].1 >= end && end > *position);
             }
         }
     }
@@ -255,7 +284,8 @@ mod tests {
     #[test]
     fn a_row_that_is_alone_is_computed_alike_however_its_prompt_is_cut() {
         for (dtype, queries_per_kv) in [(KvDType::F32, 4), (KvDType::F32, 40), (KvDType::BF16, 4), (KvDType::BF16, 40)] {
-            let shape = PlanShape { queries_per_kv, window: None, chunk: None, dtype, alone: true, splits: false };
+            let shape =
+                PlanShape { queries_per_kv, window: None, chunk: None, mask: Mask::Causal, dtype, alone: true, splits: false };
             let rows = |requests: &[(usize, usize)]| -> Vec<_> {
                 let plan = AttentionPlan::new(&step(requests), shape);
                 assert!(plan.merges.is_empty() && (plan.prefill.is_empty() || plan.decode.is_empty()));
@@ -272,7 +302,15 @@ mod tests {
         let step = step(&[(4095, 1), (3000, 2), (5, 1), (9000, 2)]);
         let plan = AttentionPlan::new(
             &step,
-            PlanShape { queries_per_kv: 8, window: None, chunk: None, dtype: KvDType::F16, alone: false, splits: true },
+            PlanShape {
+                queries_per_kv: 8,
+                window: None,
+                chunk: None,
+                mask: Mask::Causal,
+                dtype: KvDType::F16,
+                alone: false,
+                splits: true,
+            },
         );
         let mut parts = vec![None; plan.num_parts];
         for work in plan.decode.iter().filter(|work| work.part >= 0) {
@@ -294,7 +332,15 @@ mod tests {
 
     #[test]
     fn a_request_is_cut_alike_in_every_batch() {
-        let shape = PlanShape { queries_per_kv: 4, window: None, chunk: None, dtype: KvDType::BF16, alone: false, splits: true };
+        let shape = PlanShape {
+            queries_per_kv: 4,
+            window: None,
+            chunk: None,
+            mask: Mask::Causal,
+            dtype: KvDType::BF16,
+            alone: false,
+            splits: true,
+        };
         let cuts = |step: &StepMetadata, request: u32| -> Vec<_> {
             let plan = AttentionPlan::new(step, shape);
             let mine = plan.decode.iter().filter(|work| work.request == request);
@@ -322,7 +368,15 @@ mod tests {
 
     #[test]
     fn without_splits_a_row_is_finished_by_one_entry() {
-        let shape = PlanShape { queries_per_kv: 4, window: None, chunk: None, dtype: KvDType::BF16, alone: false, splits: false };
+        let shape = PlanShape {
+            queries_per_kv: 4,
+            window: None,
+            chunk: None,
+            mask: Mask::Causal,
+            dtype: KvDType::BF16,
+            alone: false,
+            splits: false,
+        };
         let plan = AttentionPlan::new(&step(&[(20_000, 1), (700, 1)]), shape);
         assert_eq!(plan.decode.iter().map(|work| (work.part, work.key_end)).collect::<Vec<_>>(), [(-1, 20_001), (-1, 701)]);
         assert_eq!((plan.merges.len(), plan.num_parts), (0, 0));

@@ -356,6 +356,10 @@ fn done(result: Result<(), CudaError>) {
 }
 
 impl Backend for CudaBackend {
+    fn sees_ahead(&self) -> bool {
+        true
+    }
+
     fn sampler(&self) -> Option<&dyn DeviceSampler> {
         Some(self)
     }
@@ -528,6 +532,24 @@ impl Phases for CudaBackend {
     fn fetch(&self, x: &mut Tensor) {
         done(x.device_and_copy::<DeviceMemory>().map_or(Ok(()), |(memory, copy)| memory.download(0, copy)));
     }
+
+    fn store(&self, x: &mut Tensor) {
+        done(x.device_and_copy::<DeviceMemory>().map_or(Ok(()), |(memory, copy)| memory.upload(0, copy)));
+    }
+
+    fn store_rows(&self, x: &mut Tensor, rows: &[usize]) {
+        done(upload_rows(x, rows));
+    }
+}
+
+/// Copies some of the rows from the host, those that follow each other at once; nothing for a tensor that is there.
+fn upload_rows(x: &mut Tensor, rows: &[usize]) -> Result<(), CudaError> {
+    let cols = x.cols();
+    let Some((memory, copy)) = x.device_and_copy::<DeviceMemory>() else { return Ok(()) };
+    rows.chunk_by(|a, b| a + 1 == *b).try_for_each(|rows| {
+        let (first, end) = (rows[0] * cols, (rows[rows.len() - 1] + 1) * cols);
+        memory.upload(first * size_of::<f32>(), &copy[first..end])
+    })
 }
 
 /// Copies some of the rows to the host; nothing for a tensor that is there.

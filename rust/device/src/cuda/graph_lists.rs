@@ -160,7 +160,7 @@ impl PaddedLists {
         let list = |region: Region| List { at: self.at(region), len: region.len };
         self.plans.iter().map(move |(group, shape, lists)| {
             let [decode, prefill, merges] = [lists.decode, lists.prefill, lists.merges].map(list);
-            ((*group, *shape), DevicePlan { decode, prefill, merges, num_parts: lists.num_parts })
+            ((*group, *shape), DevicePlan { decode, prefill, merges, num_parts: lists.num_parts, ends: 0 })
         })
     }
 

@@ -91,15 +91,19 @@ impl Embedder {
         for (row, vector) in vectors.iter().enumerate() {
             x.row_mut(row).copy_from_slice(vector);
         }
+        backend.store(x);
         for head in &self.heads {
             out.set_cols(head.linear.out_features);
             out.set_rows(x.rows());
             backend.norm_linear(x, None, &mut [Projection { linear: &head.linear, out }], &StepMetadata::default());
             if head.activation == HeadActivation::Tanh {
+                backend.fetch(out);
                 out.as_mut_slice().iter_mut().for_each(|value| *value = value.tanh());
+                backend.store(out);
             }
             std::mem::swap(x, out);
         }
+        backend.fetch(x);
         for (row, vector) in vectors.iter_mut().enumerate() {
             vector.clear();
             vector.extend_from_slice(x.row(row));

@@ -244,22 +244,7 @@ fn check_backend(config: &EngineConfig, backend: &dyn Backend) -> Result<(), Eng
         let text = format!("adapters on {device} are not supported yet: use device=\"cpu\"");
         return Err(EngineError::NotSupported(text));
     }
-    if config.vision.is_some() && !backend.memory()?.is_host {
-        let text = format!("images on {device} are not supported yet: use device=\"cpu\"");
-        return Err(EngineError::NotSupported(text));
-    }
     Ok(())
-}
-
-/// What goes into the dense layers behind a pooling is made by the host.
-fn check_heads(files: &ModelFiles, backend: &dyn Backend) -> Result<(), EngineError> {
-    if files.embedding().is_none_or(|embedding| embedding.heads.is_empty()) || backend.memory()?.is_host {
-        return Ok(());
-    }
-    let device = backend.info().device;
-    Err(EngineError::NotSupported(format!(
-        "dense layers behind the pooling are not supported on {device} yet: use device=\"cpu\""
-    )))
 }
 
 /// With importance as it is measured, where a text says by what.
@@ -293,7 +278,6 @@ pub fn load_with_backend(
         )
     };
     let mut plan = planned(0)?;
-    check_heads(&files, &**backend)?;
     let mut runner = ModelRunner::load(&files, Arc::clone(backend), runner_options(config, &plan), progress)?;
     let adapters =
         config.adapters.clone().map(|options| Registry::new(options, Arc::clone(runner.sites()))).transpose()?.map(Arc::new);

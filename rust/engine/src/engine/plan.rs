@@ -373,10 +373,10 @@ fn beside_kv(
     let [states, state_snapshots] =
         [config.max_num_seqs, num_snapshots].map(|slots| model.config.state_bytes().saturating_mul(slots as u64));
     let mut bytes = vec![DeviceBytes { states, state_snapshots, activations, ..DeviceBytes::default() }; devices.len()];
-    bytes[0].encoder_cache = model.encoder_cache_bytes;
     if config.adapters.is_some() {
         bytes[0].adapters = model.adapter_bytes + adapter_workspace_bytes(model.config, config);
     }
+    bytes[0].encoder_cache = model.encoder_cache_bytes;
     let counter = count(model, config, devices, layers)?;
     for (bytes, weights) in bytes.iter_mut().zip(&counter.bytes) {
         bytes.weights = *weights;
@@ -394,14 +394,19 @@ fn beside_kv(
         bytes[0].weights += counter.bytes;
         bytes[0].activations += vision.activation_bytes();
     }
-    let shape = workspace_shape(model.config, config, longest, [counter.layer_dtype, counter.lm_head_dtype]);
+    let shape = workspace_shape(model, config, longest, [counter.layer_dtype, counter.lm_head_dtype]);
     match devices {
         PlannedDevices::Own { backend, loaded } => {
             let memory = backend.memory()?;
             let bytes = &mut bytes[0];
             bytes.workspaces = backend.workspace_bytes(&shape);
             bytes.graphs = backend.graph_bytes();
-            bytes.tokenizer = if memory.is_host { model.tokenizer_bytes } else { 0 };
+            // The host has both.
+            if memory.is_host {
+                bytes.tokenizer = model.tokenizer_bytes;
+            } else {
+                bytes.encoder_cache = 0;
+            }
             bytes.is_host = memory.is_host;
             (bytes.device_total, bytes.device_available) = (memory.total_bytes, memory.available_bytes + loaded);
         }
@@ -439,7 +444,7 @@ pub(super) fn plan_workspaces(
     let layers = KvLayers::of(&model, devices);
     let counter = count(model, config, devices, &layers)?;
     let dtypes = [counter.layer_dtype, counter.lm_head_dtype];
-    backend.plan_workspaces(&workspace_shape(model.config, config, plan.servable_tokens(), dtypes));
+    backend.plan_workspaces(&workspace_shape(model, config, plan.servable_tokens(), dtypes));
     Ok(())
 }
 
@@ -454,13 +459,14 @@ fn adapter_workspace_bytes(model: &DecoderConfig, config: &EngineConfig) -> u64 
 /// What the kernels need buffers for, in requests of up to `longest` tokens; matrices of layers, and that of logits, are stored
 /// so.
 fn workspace_shape(
-    model: &DecoderConfig,
+    planned: PlannedModel<'_>,
     config: &EngineConfig,
     longest: usize,
     [dtype, lm_head_dtype]: [DType; 2],
 ) -> WorkspaceShape {
+    let model = planned.config;
     let largest = |value: fn(&AttentionConfig) -> usize| model.largest(|layer| value(&layer.attention));
-    WorkspaceShape {
+    let shape = WorkspaceShape {
         num_tokens: config.max_num_batched_tokens,
         seq_len: longest,
         hidden_size: model.hidden_size,
@@ -480,7 +486,8 @@ fn workspace_shape(
         num_experts: model.largest(|layer| layer.ffn.num_experts()),
         recurrent_width: model.largest(|layer| layer.recurrent.map_or(0, |it| it.projected_width(model.hidden_size))),
         has_latent: model.layers.iter().any(|layer| layer.attention.latent.is_some()),
-    }
+    };
+    planned.vision.map_or(shape, |(vision, _)| vision.widen(shape))
 }
 
 /// Activations of the largest step, and rope tables of the longest request.

@@ -142,17 +142,34 @@ impl Layer {
     }
 }
 
-/// Rows of a step that have vectors of their own in place of the token embedding; only where tensors are the host's.
+/// Rows of a step that have vectors of their own in place of the token embedding.
 pub struct VectorRows {
     /// `[1 + deep, vectors, hidden_size]`: those of rows, then those that are added behind the first layers.
     pub vectors: Arc<Vec<f32>>,
     /// How many there are of a row.
     pub num_planes: usize,
-    /// Which row has which of them.
+    /// Which row has which of them; rows in ascending order.
     pub rows: Vec<(u32, u32)>,
 }
 
 impl VectorRows {
+    /// Makes those of plane 0 the rows.
+    fn write(&self, backend: &dyn Backend, hidden: &mut Tensor) {
+        self.for_each(0, hidden, |hidden, vector| hidden.copy_from_slice(vector));
+        backend.store_rows(hidden, &self.places());
+    }
+
+    /// Adds those of a plane to the rows.
+    fn add(&self, backend: &dyn Backend, plane: usize, hidden: &mut Tensor) {
+        backend.fetch_rows(hidden, &self.places());
+        self.for_each(plane, hidden, |hidden, vector| hidden.iter_mut().zip(vector).for_each(|(x, v)| *x += v));
+        backend.store_rows(hidden, &self.places());
+    }
+
+    fn places(&self) -> Vec<usize> {
+        self.rows.iter().map(|(row, _)| *row as usize).collect()
+    }
+
     /// Calls `work` with each row and its vector of a plane.
     fn for_each(&self, plane: usize, hidden: &mut Tensor, work: impl Fn(&mut [f32], &[f32])) {
         let cols = hidden.cols();
@@ -268,7 +285,7 @@ impl Decoder {
         backend.begin_step(step);
         self.embed(backend, token_ids, step, &mut a.hidden);
         for images in images {
-            images.for_each(0, &mut a.hidden, |hidden, vector| hidden.copy_from_slice(vector));
+            images.write(backend, &mut a.hidden);
         }
         self.layers(run, a, images, step);
     }
@@ -288,9 +305,7 @@ impl Decoder {
             let number = run.first_layer + index;
             layer.run(&mut Context { run: *run, step, layer: number, hidden: &mut a.hidden, buffers: &mut a.buffers });
             for images in images.iter().filter(|images| index + 1 < images.num_planes) {
-                images.for_each(index + 1, &mut a.hidden, |hidden, vector| {
-                    hidden.iter_mut().zip(vector).for_each(|(x, v)| *x += v);
-                });
+                images.add(run.backend, index + 1, &mut a.hidden);
             }
         }
     }

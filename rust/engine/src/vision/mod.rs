@@ -20,7 +20,7 @@ mod weights;
 
 use std::{path::PathBuf, sync::Arc};
 
-use device::{Backend, Precision};
+use device::{Backend, Precision, WorkspaceShape};
 use images::{Processed, RgbImage};
 use paged::{EncoderContent, EncoderItem, EncoderKey};
 
@@ -232,5 +232,16 @@ impl VisionConfig {
     /// Bytes of the encoder's activations for its largest image.
     pub(crate) fn activation_bytes(&self) -> u64 {
         self.tower.activation_bytes(tower::MAX_ROWS)
+    }
+
+    /// Workspaces that serve the encoder as well.
+    pub(crate) fn widen(&self, shape: WorkspaceShape) -> WorkspaceShape {
+        let tower = &self.tower;
+        WorkspaceShape {
+            num_tokens: shape.num_tokens.max(tower::MAX_ROWS),
+            hidden_size: shape.hidden_size.max(tower.hidden_size),
+            intermediate_size: shape.intermediate_size.max(tower.intermediate_size),
+            ..shape
+        }
     }
 }

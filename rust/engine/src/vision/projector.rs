@@ -65,7 +65,9 @@ impl Projector {
             let (mut x, mut out) = (backend.alloc(num_rows, cols)?, backend.alloc(num_rows, linear.out_features)?);
             x.set_rows(num_rows);
             x.as_mut_slice().copy_from_slice(&rows);
+            backend.store(&mut x);
             product(backend, &x, linear, config.activation, &mut out);
+            backend.fetch(&mut out);
             rows = out.as_slice().to_vec();
             cols = linear.out_features;
         }

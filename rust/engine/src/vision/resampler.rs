@@ -86,10 +86,12 @@ impl Resampler {
         let mut x = tensor(num_patches, in_features)?;
         x.set_rows(num_patches);
         x.as_mut_slice().copy_from_slice(states);
+        backend.store(&mut x);
         let context = self.project(backend, &x)?;
         let mut latents = tensor(num_latents, hidden_size)?;
         latents.set_rows(num_latents);
         latents.as_mut_slice().copy_from_slice(&self.latents);
+        backend.store(&mut latents);
         let most = num_patches.max(num_latents);
         let (mut q, mut k, mut v) =
             (tensor(most, num_heads * head_dim)?, tensor(most, num_kv_heads * head_dim)?, tensor(most, num_kv_heads * head_dim)?);
@@ -101,7 +103,9 @@ impl Resampler {
         let params =
             AttentionParams { mask: Mask::Spans, ..AttentionParams::new([num_heads, num_kv_heads, head_dim], self.precision) };
         for layer in &self.layers {
+            backend.begin_step(&of_context);
             write_context(backend, layer, &context, (&mut q, &mut k, &mut v), &cache, &of_context);
+            backend.begin_step(&of_latents);
             let [of_q, of_k, of_v] = &layer.qkv;
             let projections = &mut [
                 Projection { linear: of_q, out: &mut q },
@@ -121,6 +125,7 @@ impl Resampler {
             backend.gate_up(args, &of_latents);
             add(&inner, &layer.down, &mut latents);
         }
+        backend.fetch(&mut latents);
         let mut vectors = latents.as_slice().to_vec();
         vectors.chunks_exact_mut(hidden_size).for_each(|row| self.norm.apply(row));
         Ok(vectors)

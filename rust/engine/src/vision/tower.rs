@@ -189,11 +189,14 @@ impl Tower {
             return Ok(buffers);
         }
         let (hidden, config) = (self.config.hidden_size, &self.config);
-        let is_fast = self.precision != Precision::Exact && backend.prefers_bf16_cache();
+        // A GPU has kernels for some sizes of heads.
+        let prefers_bf16 = backend.prefers_bf16_cache() || !backend.memory()?.is_host;
+        let takes_bf16 = backend.check_kv_layer(KvDType::BF16, KvShape::new(config.num_heads, config.head_dim())).is_ok();
+        let is_fast = self.precision != Precision::Exact && prefers_bf16 && takes_bf16;
         let kv_dtype = if is_fast { KvDType::BF16 } else { KvDType::F32 };
         let alloc = |cols| backend.alloc(max_rows, cols);
         Ok(Buffers {
-            patches: alloc(config.patch_len())?,
+            patches: alloc(self.patch.in_features)?,
             hidden: alloc(hidden)?,
             q: alloc(hidden)?,
             k: alloc(hidden)?,
@@ -218,12 +221,19 @@ impl Tower {
         let mut buffers = self.reserve(backend, num_rows, num_blocks(&pass.tiles).max(num_blocks(&pass.windows)))?;
         self.embed(backend, tiles, &mut buffers, num_rows);
         let mut outputs = vec![Vec::with_capacity(taken.len() + 1); tiles.len()];
+        let mut begun = None;
         for (number, layer) in self.layers.iter().enumerate() {
-            self.layer(backend, layer, &pass, &mut buffers);
+            let step = if layer.has_window { &pass.windows } else { &pass.tiles };
+            if begun.replace(layer.has_window) != Some(layer.has_window) {
+                backend.begin_step(step);
+            }
+            self.layer(backend, layer, (step, pass.rope.as_ref()), &mut buffers);
             if taken.contains(&number) {
+                backend.fetch(&mut buffers.hidden);
                 self.take(tiles, &buffers.hidden, None, &mut outputs);
             }
         }
+        backend.fetch(&mut buffers.hidden);
         self.take(tiles, &buffers.hidden, self.post_norm.as_ref(), &mut outputs);
         self.buffers = Some(buffers);
         Ok(outputs)
@@ -254,12 +264,14 @@ impl Tower {
                 row += 1;
             }
             for place in &grid.places {
-                read_patch(tile, *place, self.config.patch_size, patches.row_mut(row));
+                read_patch(tile, *place, self.config.patch_size, &mut patches.row_mut(row)[..self.config.patch_len()]);
                 row += 1;
             }
         }
+        backend.store(patches);
         let step = StepMetadata::default();
         backend.norm_linear(patches, None, &mut [Projection { linear: &self.patch, out: hidden }], &step);
+        backend.fetch(hidden);
         let add = |row: &mut [f32], index: usize, weight: f32| {
             let Some(positions) = &self.positions else { return };
             let position = &positions[index * row.len()..];
@@ -283,11 +295,17 @@ impl Tower {
         if let Some(norm) = &self.pre_norm {
             (0..num_rows).for_each(|row| norm.apply(hidden.row_mut(row)));
         }
+        backend.store(hidden);
     }
 
-    fn layer(&self, backend: &dyn Backend, layer: &TowerLayer, pass: &Pass, buffers: &mut Buffers) {
+    fn layer(
+        &self,
+        backend: &dyn Backend,
+        layer: &TowerLayer,
+        (step, rope): (&StepMetadata, Option<&RopeTable>),
+        buffers: &mut Buffers,
+    ) {
         let Buffers { hidden, q, k, v, out, inner, cache, .. } = buffers;
-        let step = if layer.has_window { &pass.windows } else { &pass.tiles };
         let [of_q, of_k, of_v] = &layer.qkv;
         let projections = &mut [
             Projection { linear: of_q, out: &mut *q },
@@ -295,7 +313,7 @@ impl Tower {
             Projection { linear: of_v, out: &mut *v },
         ];
         backend.norm_linear(hidden, Some(&layer.attn_norm), projections, step);
-        backend.rope_and_cache(RopeArgs::new(q, Some((k, Some(v))), pass.rope.as_ref(), (cache, 0)), step);
+        backend.rope_and_cache(RopeArgs::new(q, Some((k, Some(v))), rope, (cache, 0)), step);
         let (heads, head_dim) = (self.config.num_heads, self.config.head_dim());
         let params = AttentionParams { mask: Mask::Full, ..AttentionParams::new([heads, heads, head_dim], self.precision) };
         backend.attention(AttentionArgs { q, out, cache, layer: 0, sinks: None, params }, step);

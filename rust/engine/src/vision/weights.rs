@@ -14,6 +14,9 @@ use crate::{
 /// counts.
 const EIGHT_BITS: DType = DType::Ggml(GgmlType::Q8_0);
 
+/// A GPU multiplies multiples of so many columns.
+const COLUMNS: usize = 8;
+
 /// Reads weights, or counts what they will take.
 pub(crate) struct TowerWeights<'a> {
     files: &'a WeightSource,
@@ -112,7 +115,7 @@ impl<'a> TowerWeights<'a> {
     }
 
     /// The convolution over patches, `[rows, 3, frames, side, side]` or without frames, as a matrix over the values of a patch:
-    /// the same frame in all. Each frame may have a tensor of its own: the second has `.1` behind the name of the first.
+    /// the same frame in all, and zeros up to a multiple of the columns that a GPU takes at once. Each frame may have a tensor of its own: the second has `.1` behind the name of the first.
     pub(crate) fn patches(&mut self, name: &str, rows: usize, frames: usize, side: usize) -> Result<Linear, EngineError> {
         let weight = format!("{name}.weight");
         let of_one = [rows, 3, side, side];
@@ -124,22 +127,26 @@ impl<'a> TowerWeights<'a> {
             vec![self.values(&weight, &[rows, 3, frames, side, side])?]
         };
         let (area, frames) = (side * side, frames / stored.len());
-        let mut values = vec![0.0; rows * 3 * area];
+        let cols = (3 * area).next_multiple_of(COLUMNS);
+        let mut values = vec![0.0; rows * cols];
         for stored in &stored {
-            for (to, from) in values.chunks_exact_mut(area).zip(stored.chunks_exact(frames * area)) {
-                for frame in from.chunks_exact(area) {
-                    to.iter_mut().zip(frame).for_each(|(to, from)| *to += from);
+            for (row, stored) in values.chunks_exact_mut(cols).zip(stored.chunks_exact(3 * frames * area)) {
+                for (to, from) in row.chunks_exact_mut(area).zip(stored.chunks_exact(frames * area)) {
+                    for frame in from.chunks_exact(area) {
+                        to.iter_mut().zip(frame).for_each(|(to, from)| *to += from);
+                    }
                 }
             }
         }
         let bias = self.optional(&format!("{name}.bias"), rows)?;
-        self.keep(weight, &of_floats(&values, rows, 3 * area)?, bias)
+        self.keep(weight, &of_floats(&values, rows, cols)?, bias)
     }
 
     fn keep(&mut self, name: String, view: &WeightView, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
         let shape = [view.rows, view.cols];
+        let is_host = self.backend.map_or(Ok(true), |backend| backend.memory().map(|memory| memory.is_host))?;
         let is_eight_bits =
-            self.precision == Precision::Fast && !matches!(view.dtype, DType::Ggml(_)) && view.cols.is_multiple_of(32);
+            is_host && self.precision == Precision::Fast && !matches!(view.dtype, DType::Ggml(_)) && view.cols.is_multiple_of(32);
         let bias_bytes = bias.as_deref().map_or(0, size_of_val) as u64;
         (self.progress)(view.bytes().len() as u64);
         let Some(backend) = self.backend.filter(|_| self.loads) else {

@@ -9,6 +9,20 @@ use paged::PagedAttentionConfig;
 use super::*;
 use crate::model::{LayerConfig, ModelFiles};
 
+fn planned(config: &DecoderConfig, encoder_cache_bytes: u64) -> PlannedModel<'_> {
+    PlannedModel {
+        config,
+        weights: None,
+        isq: None,
+        tokenizer_bytes: 0,
+        encoder_cache_bytes,
+        adapter_bytes: 0,
+        embedding: None,
+        vision: None,
+        draft: None,
+    }
+}
+
 /// The budget of encoders' outputs is taken from the pool, to the byte.
 #[test]
 fn the_encoder_cache_is_in_the_ledger() {
@@ -23,20 +37,8 @@ fn the_encoder_cache_is_in_the_ledger() {
         ..EngineConfig::default()
     };
     let total = 64 << 20;
-    let of = |encoder_cache_bytes| {
-        let model = PlannedModel {
-            config: &decoder,
-            weights: None,
-            isq: None,
-            tokenizer_bytes: 0,
-            encoder_cache_bytes,
-            adapter_bytes: 0,
-            embedding: None,
-            vision: None,
-            draft: None,
-        };
-        plan(model, &config, PlannedDevices::Cards(&[total])).unwrap()
-    };
+    let of =
+        |encoder_cache_bytes| plan(planned(&decoder, encoder_cache_bytes), &config, PlannedDevices::Cards(&[total])).unwrap();
     let (without, with) = (of(0), of(8 << 20));
     assert_eq!((without.devices[0].encoder_cache, with.devices[0].encoder_cache), (0, 8 << 20));
     let fewer = (without.num_blocks() - with.num_blocks()) as u64 * with.bytes_per_block;
@@ -55,7 +57,7 @@ fn workspaces_serve_every_layer_of_unequal_heads() {
     let layers = [[160, 160, 8], [128, 1, 64], [8, 8, 64]].map(|heads| LayerConfig::new(heads, 64, Activation::Silu));
     let of = |layers: &[LayerConfig]| {
         let model = DecoderConfig { vocab_size: 64, hidden_size: 64, layers: layers.into(), ..DecoderConfig::default() };
-        workspace_shape(&model, &EngineConfig::default(), 4096, [DType::BF16; 2])
+        workspace_shape(planned(&model, 0), &EngineConfig::default(), 4096, [DType::BF16; 2])
     };
     let all = of(&layers);
     assert_eq!([all.num_heads, all.num_kv_heads, all.queries_per_kv, all.head_dim], [160, 160, 128, 64]);
