@@ -125,7 +125,7 @@ impl Fuzzer {
             Kind::Checkpoint => self.checkpoints.case(&mut rng),
             Kind::Body => self.bodies.body(&mut rng),
             Kind::Http => self.bodies.http(&mut rng),
-            Kind::Grammar => structured::case(self.bodies.engine(), &mut rng),
+            Kind::Grammar => structured::case(self.bodies.engine(), self.files.is_shown, &mut rng),
         };
         (kind, outcome)
     }

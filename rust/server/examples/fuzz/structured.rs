@@ -147,8 +147,12 @@ fn any(rng: &mut ChaCha8Rng) -> Grammar {
 }
 
 /// Compiles a grammar, and takes tokens that it allows.
-pub fn case(engine: &Engine, rng: &mut ChaCha8Rng) -> Outcome {
-    let compiled = match engine.grammars().compile(&any(rng)) {
+pub fn case(engine: &Engine, is_shown: bool, rng: &mut ChaCha8Rng) -> Outcome {
+    let grammar = any(rng);
+    if is_shown {
+        println!("{grammar:?}");
+    }
+    let compiled = match engine.grammars().compile(&grammar) {
         Ok(compiled) => compiled,
         Err(error) => return refused(&error, &["Grammar"], &[]),
     };
