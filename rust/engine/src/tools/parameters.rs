@@ -4,7 +4,7 @@ mod grammar;
 
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     Tool,
@@ -12,6 +12,7 @@ use super::{
     formats::Parameters,
     literals::push_character,
     reader::{end_of, is_name},
+    shapes::{is_text, of_argument, shapes},
 };
 
 /// Schemas within schemas that are looked at.
@@ -33,6 +34,8 @@ pub(super) struct ParametersReader {
     key: String,
     num_arguments: usize,
     tools: Arc<[Tool]>,
+    /// What the arguments may be, once the name is known.
+    shapes: Vec<Map<String, Value>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,6 +70,7 @@ impl ParametersReader {
             name: None,
             key: String::new(),
             num_arguments: 0,
+            shapes: Vec::new(),
         }
     }
 
@@ -142,6 +146,8 @@ impl ParametersReader {
         if !is_name(&name) {
             return Step::Malformed;
         }
+        let tool = self.tools.iter().find(|tool| tool.name == name);
+        self.shapes = tool.map(|tool| shapes(&tool.parameters)).unwrap_or_default();
         self.name = Some(name);
         self.place = if is_next { Place::Key } else { Place::Next };
         self.held.clear();
@@ -150,7 +156,8 @@ impl ParametersReader {
 
     fn begin_value(&mut self, arguments: &mut String) {
         self.place = Place::Value;
-        if self.schema().is_some_and(|(schema, _)| schema["type"] == "string") {
+        let is_known = of_argument(&self.shapes, &self.key).next().is_some();
+        if is_known && of_argument(&self.shapes, &self.key).all(is_text) {
             self.write_key(arguments);
             arguments.push('"');
             self.place = Place::Text { is_begun: false };
@@ -195,7 +202,10 @@ impl ParametersReader {
         let value = value.strip_suffix('\n').unwrap_or(value);
         self.write_key(arguments);
         // By the schema; where that says nothing, what is JSON is JSON.
-        let is_json = |json: &Value| self.schema().is_none_or(|(schema, root)| may_be(schema, root, json, MAX_DEPTH));
+        let tool = self.tools.iter().find(|tool| self.name.as_deref() == Some(&tool.name));
+        let root = tool.map_or(&Value::Null, |tool| &tool.parameters);
+        let schemas = || of_argument(&self.shapes, &self.key);
+        let is_json = |json: &Value| schemas().next().is_none() || schemas().any(|schema| may_be(schema, root, json, MAX_DEPTH));
         match serde_json::from_str::<Value>(value) {
             Ok(json) if is_json(&json) => arguments.push_str(value.trim()),
             _ => {
@@ -204,12 +214,6 @@ impl ParametersReader {
                 arguments.push('"');
             }
         }
-    }
-
-    /// What the argument may be, and the schema of all of them.
-    fn schema(&self) -> Option<(&Value, &Value)> {
-        let tool = self.tools.iter().find(|tool| self.name.as_deref() == Some(&tool.name))?;
-        Some((tool.parameters["properties"].get(&self.key)?, &tool.parameters))
     }
 }
 
