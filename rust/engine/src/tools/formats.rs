@@ -287,12 +287,19 @@ pub(crate) const GENERIC: Format =
     Format { name: "generic", open: "<tool_call>\n", close: "\n</tool_call>", between: Some("\n"), ..PLAIN };
 
 impl Format {
-    /// The text at which reading begins: what stands before the first call, without the spaces around it and without a bracket
-    /// behind a marker. Empty: a call begins an answer.
+    /// The text at which reading begins: the first line of what stands before the first call, without the spaces around it and
+    /// without a bracket behind a marker. Empty: a call begins an answer.
     pub fn trigger(&self) -> &'static str {
         let head = if self.begin.is_empty() { self.open } else { self.begin }.trim();
+        let head = head.split('\n').next().unwrap_or_default();
         let marker = head.trim_end_matches('[');
         if marker.is_empty() || marker.ends_with(['>', ']']) { marker } else { head }
+    }
+
+    /// What opens a call behind the text at which reading begins, without the spaces around it.
+    pub fn opens(&self) -> &'static str {
+        let open = self.open.trim();
+        if self.begin.is_empty() { open.strip_prefix(self.trigger()).unwrap_or(open).trim_start() } else { open }
     }
 
     /// What a call begins with where it begins an answer.

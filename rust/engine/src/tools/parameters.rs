@@ -27,7 +27,8 @@ pub(super) struct ParametersReader {
     after_key: String,
     before_value: String,
     after_value: String,
-    close: String,
+    /// What closes the call: lines, between which may be any spaces.
+    close: Vec<String>,
     held: String,
     place: Place,
     name: Option<String>,
@@ -64,7 +65,7 @@ impl ParametersReader {
             after_key: marked(after_key),
             before_value: marked(before_value),
             after_value: marked(format.after_value),
-            close,
+            close: close.split('\n').map(str::to_owned).collect(),
             held: String::new(),
             place: Place::Name,
             name: None,
@@ -88,7 +89,7 @@ impl ParametersReader {
                 if self.held.ends_with(&self.before_key) {
                     self.place = Place::Key;
                     self.held.clear();
-                } else if self.held.ends_with(&self.close) {
+                } else if self.closed_at().is_some() {
                     if self.num_arguments > 0 {
                         arguments.push('}');
                     }
@@ -123,19 +124,28 @@ impl ParametersReader {
         }
     }
 
+    /// Where that begins which closes the call, if it ends what is held.
+    fn closed_at(&self) -> Option<usize> {
+        let mut rest = self.held.as_str();
+        for (index, line) in self.close.iter().rev().enumerate() {
+            rest = if index == 0 { rest } else { rest.trim_end() }.strip_suffix(line.as_str())?;
+        }
+        Some(rest.len())
+    }
+
     fn name_character(&mut self, character: char) -> Step {
         // The name ends at a line's end where nothing else is said.
         let is_line = self.after_name.is_empty() && character == '\n';
         let is_next = self.held.ends_with(&self.before_key);
-        let is_over = self.held.ends_with(&self.close);
+        let closed_at = self.closed_at();
         let end = if is_line {
             1
         } else if !self.after_name.is_empty() && self.held.ends_with(&self.after_name) {
             self.after_name.len()
         } else if is_next {
             self.before_key.len()
-        } else if is_over {
-            self.close.len()
+        } else if let Some(at) = closed_at {
+            self.held.len() - at
         } else {
             return Step::More;
         };
@@ -151,7 +161,7 @@ impl ParametersReader {
         self.name = Some(name);
         self.place = if is_next { Place::Key } else { Place::Next };
         self.held.clear();
-        if is_over && !is_line { Step::Complete } else { Step::More }
+        if closed_at.is_some() && !is_line { Step::Complete } else { Step::More }
     }
 
     fn begin_value(&mut self, arguments: &mut String) {

@@ -269,7 +269,7 @@ impl MarkedReader {
 
     /// Calls begin.
     fn begin(&mut self) {
-        if self.format().begin.is_empty() {
+        if self.format().begin.is_empty() && self.format().opens().is_empty() {
             self.begin_call();
         } else {
             self.mode = Mode::Between;
@@ -351,7 +351,7 @@ impl MarkedReader {
         if self.held.is_empty() {
             return false;
         }
-        let (open, end) = (self.marked(format.open), self.marked(format.end));
+        let (open, end) = (self.marked(format.opens()), self.marked(format.end));
         // The rest of what ends them, where its beginning is a bracket.
         let end = if end.is_empty() { self.marked("]") } else { end };
         let begins_call = match format.body {
@@ -367,7 +367,7 @@ impl MarkedReader {
             self.begin_call();
             return true;
         }
-        if self.num_calls > 0 && self.held.starts_with(&end) {
+        if self.num_calls > 0 && !format.begin.is_empty() && self.held.starts_with(&end) {
             self.held.drain(..end.len());
             self.mode = Mode::Ending;
             return true;

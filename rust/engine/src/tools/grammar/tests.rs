@@ -337,7 +337,10 @@ fn calls_of_mistral_may_have_the_ids_that_their_templates_write() {
 
 /// Tools whose arguments are parts of a schema put together, as unions of records are described.
 fn of_parts(choice: CallChoice) -> ToolOptions {
-    let sent = json!({ "properties": { "kind": { "const": "sent" }, "count": { "$ref": "#/$defs/count" } }, "required": ["kind", "count"] });
+    let sent = json!({
+        "properties": { "kind": { "const": "sent" }, "count": { "$ref": "#/$defs/count" } },
+        "required": ["kind", "count"]
+    });
     let kept = json!({ "properties": { "kind": { "const": "kept" } }, "required": ["kind"], "additionalProperties": false });
     let parts = json!({
         "type": "object",

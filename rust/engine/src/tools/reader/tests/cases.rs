@@ -235,7 +235,7 @@ const PYTHONIC: &[Case] = &[
     pythonic("[f(q='one\ntwo')]").calls(&[("f", "{\"q\": \"one\\ntwo\"}")]),
     pythonic("[f(q='what\\'s it?', p='a]b')]").calls(&[("f", "{\"q\": \"what's it?\", \"p\": \"a]b\"}")]),
     // Arguments without names and values without a text are no call that is complete.
-    pythonic("[f('Oslo')]").text(")]").calls(&[("f", "{")]).cut(),
+    pythonic("[f('Oslo')]").text("]").calls(&[("f", "{")]).cut(),
     pythonic("[f(x=)]").text("]").calls(&[("f", "{\"x\": ")]).cut(),
 ];
 

@@ -25,6 +25,12 @@ pub const QWEN: &[Case] = &[
         .calls(&[("typed", "{\"shape\": {\"w\": 10, \n \"h\": 20}, \"count\": 2}")]),
     qwen("<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>")
         .calls(&[("weather", "{\"city\": \"Oslo\"}"), ("weather", "{\"city\": \"Bonn\"}")]),
+    // Line breaks between markers are not needed.
+    qwen("I look.<tool_call><function=now></function></tool_call> <tool_call>\n\n<function=weather><parameter=city>Oslo</parameter></function> </tool_call>")
+        .text("I look.")
+        .calls(&[("now", "{}"), ("weather", "{\"city\": \"Oslo\"}")]),
+    qwen("<tool_call>\nno call</tool_call>").text("<tool_call>\nno call</tool_call>"),
+    qwen("<tool_call>\n<func").text("<tool_call>\n<func"),
     // By the schema: numbers, words and objects are JSON, texts are not.
     qwen("<tool_call>\n<function=typed>\n<parameter=count>\n42\n</parameter>\n<parameter=ratio>\n3.14\n</parameter>\n<parameter=on>\ntrue\n</parameter>\n<parameter=text>\nhello you\n</parameter>\n<parameter=shape>\n{\"k\": \"v\"}\n</parameter>\n</function>\n</tool_call>")
         .calls(&[("typed", "{\"count\": 42, \"ratio\": 3.14, \"on\": true, \"text\": \"hello you\", \"shape\": {\"k\": \"v\"}}")]),
