@@ -113,9 +113,10 @@ impl Rules<'_> {
                 let head = format!("{{\"name\": {}, \"{key}\": ", Value::from(tool.name.as_str()));
                 let arguments = self.arguments(tool)?;
                 // Templates of the models whose ids are short write the id behind the arguments.
-                let id = match format.short_ids {
-                    true => format!("({} /{SHORT_ID}/ {})?", Self::plain(", \"id\": \""), Self::plain("\"")),
-                    false => String::new(),
+                let id = if format.short_ids {
+                    format!("({} /{SHORT_ID}/ {})?", Self::plain(", \"id\": \""), Self::plain("\""))
+                } else {
+                    String::new()
                 };
                 let (head, tail) = (Self::plain(&head), Self::plain("}"));
                 self.rule(&format!("{head} {arguments} {id} {tail}"))
@@ -123,9 +124,10 @@ impl Rules<'_> {
             Body::NameThen(then) => {
                 let (name, then) = (self.literal(&tool.name), self.literal(then));
                 // As a token alone: text that spells it would be some of the name.
-                let id = match self.has_special(format.call_id) {
-                    true => format!("({} /{SHORT_ID}/)?", self.literal(format.call_id)),
-                    false => String::new(),
+                let id = if self.has_special(format.call_id) {
+                    format!("({} /{SHORT_ID}/)?", self.literal(format.call_id))
+                } else {
+                    String::new()
                 };
                 let arguments = self.arguments(tool)?;
                 self.rule(&format!("{name} {id} {then} {arguments}"))

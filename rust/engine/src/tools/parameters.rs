@@ -1,6 +1,8 @@
 //! A call whose arguments stand one by one between markers.
 
 mod grammar;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -11,7 +13,7 @@ use super::{
     call_json::Step,
     formats::Parameters,
     literals::push_character,
-    reader::{end_of, is_name},
+    reader::{MARK, end_of, is_name},
     shapes::{is_text, of_argument, shapes},
 };
 
@@ -35,8 +37,10 @@ pub(super) struct ParametersReader {
     key: String,
     num_arguments: usize,
     tools: Arc<[Tool]>,
-    /// What the arguments may be, once the name is known.
+    /// What the arguments may be, once the name is known, as far as those that have come leave it open.
     shapes: Vec<Map<String, Value>>,
+    /// What has come of a text that may tell which of them it is.
+    text: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,7 +57,7 @@ enum Place {
 }
 
 impl ParametersReader {
-    pub fn new(format: &Parameters, close: String, tools: &Arc<[Tool]>, marked: impl Fn(&str) -> String) -> Self {
+    pub fn new(format: &Parameters, close: &str, tools: &Arc<[Tool]>, marked: impl Fn(&str) -> String) -> Self {
         // Between what ends a key and what begins its value may be any spaces.
         let (after_key, before_value) = format.before_value.rsplit_once('\n').unwrap_or_default();
         let (after_key, before_value) =
@@ -72,6 +76,7 @@ impl ParametersReader {
             key: String::new(),
             num_arguments: 0,
             shapes: Vec::new(),
+            text: String::new(),
         }
     }
 
@@ -192,9 +197,14 @@ impl ParametersReader {
             end_of(&self.held, &broken).min(end_of(&self.held, &self.after_value))
         };
         self.held[..len].chars().for_each(|character| push_character(character, arguments));
+        if self.shapes.len() > 1 {
+            self.text.push_str(&self.held[..len]);
+        }
         self.held.drain(..len);
         if is_over {
             arguments.push('"');
+            let text = std::mem::take(&mut self.text);
+            self.narrow(&Value::from(text.replace(MARK, "")));
             self.held.clear();
             self.place = Place::Next;
         }
@@ -211,28 +221,58 @@ impl ParametersReader {
         let value = value.strip_prefix('\n').unwrap_or(value);
         let value = value.strip_suffix('\n').unwrap_or(value);
         self.write_key(arguments);
-        // By the schema; where that says nothing, what is JSON is JSON.
-        let tool = self.tools.iter().find(|tool| self.name.as_deref() == Some(&tool.name));
-        let root = tool.map_or(&Value::Null, |tool| &tool.parameters);
-        let schemas = || of_argument(&self.shapes, &self.key);
-        let is_json = |json: &Value| schemas().next().is_none() || schemas().any(|schema| may_be(schema, root, json, MAX_DEPTH));
-        match serde_json::from_str::<Value>(value) {
-            Ok(json) if is_json(&json) => arguments.push_str(value.trim()),
-            _ => {
-                arguments.push('"');
-                value.chars().for_each(|character| push_character(character, arguments));
-                arguments.push('"');
-            }
+        let json = serde_json::from_str::<Value>(value).ok().filter(|json| self.is_json(json, value));
+        if json.is_some() {
+            arguments.push_str(value.trim());
+        } else {
+            arguments.push('"');
+            value.chars().for_each(|character| push_character(character, arguments));
+            arguments.push('"');
         }
+        self.narrow(&json.unwrap_or_else(|| Value::from(value.replace(MARK, ""))));
+    }
+
+    /// Whether a value is JSON by the schema, and no text; where that says nothing of it, what is JSON is JSON.
+    fn is_json(&self, json: &Value, text: &str) -> bool {
+        let is_known = of_argument(&self.shapes, &self.key).next().is_some();
+        let may_be = |value: &Value, is_equal: IsEqual| {
+            of_argument(&self.shapes, &self.key).any(|schema| may_be(schema, self.root(), value, is_equal, MAX_DEPTH))
+        };
+        let is_value = |value: &Value| may_be(value, |value, other| value == other);
+        !is_known || is_value(json) || (!is_value(&Value::from(text)) && may_be(json, is_alike))
+    }
+
+    /// Leaves the shapes that an argument with this value goes with, if there are any.
+    fn narrow(&mut self, value: &Value) {
+        if self.shapes.len() < 2 {
+            return;
+        }
+        let goes_with = |shape: &Map<String, Value>| {
+            let schema = shape.get("properties").and_then(|properties| properties.get(&self.key));
+            schema.is_none_or(|schema| may_be(schema, self.root(), value, |value, other| value == other, MAX_DEPTH))
+        };
+        let left: Vec<_> = self.shapes.iter().filter(|shape| goes_with(shape)).cloned().collect();
+        if !left.is_empty() {
+            self.shapes = left;
+        }
+    }
+
+    /// The schema of all arguments.
+    fn root(&self) -> &Value {
+        let tool = self.tools.iter().find(|tool| self.name.as_deref() == Some(&tool.name));
+        tool.map_or(&Value::Null, |tool| &tool.parameters)
     }
 }
 
+/// How a value is compared with those of `enum` and `const`.
+type IsEqual = fn(&Value, &Value) -> bool;
+
 /// Whether a value is of a type that a schema allows; of what is not known here, any is.
-fn may_be(schema: &Value, root: &Value, value: &Value, depth: usize) -> bool {
+fn may_be(schema: &Value, root: &Value, value: &Value, is_equal: IsEqual, depth: usize) -> bool {
     let Some(depth) = depth.checked_sub(1) else { return true };
     let Value::Object(schema) = schema else { return *schema != Value::Bool(false) };
     let all = |key: &str| schema.get(key).and_then(Value::as_array);
-    let of_branch = |branch: &Value| may_be(branch, root, value, depth);
+    let of_branch = |branch: &Value| may_be(branch, root, value, is_equal, depth);
     let target = schema.get("$ref").and_then(Value::as_str).and_then(|at| root.pointer(at.strip_prefix('#')?));
     target.is_none_or(of_branch)
         && schema.get("type").is_none_or(|kind| match kind {
@@ -240,8 +280,8 @@ fn may_be(schema: &Value, root: &Value, value: &Value, depth: usize) -> bool {
             Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).any(|kind| is_of(value, kind)),
             _ => true,
         })
-        && all("enum").is_none_or(|values| values.iter().any(|other| is_alike(value, other)))
-        && schema.get("const").is_none_or(|other| is_alike(value, other))
+        && all("enum").is_none_or(|values| values.iter().any(|other| is_equal(value, other)))
+        && schema.get("const").is_none_or(|other| is_equal(value, other))
         && all("allOf").is_none_or(|branches| branches.iter().all(of_branch))
         && ["anyOf", "oneOf"].into_iter().filter_map(all).all(|branches| branches.iter().any(of_branch))
 }

@@ -335,7 +335,7 @@ impl MarkedReader {
             Body::NameThen(end) => CallBody::Name(NameReader::new(self.marked(self.format().call_id), self.marked(end))),
             Body::Parameters(parameters) => {
                 let close = self.marked(self.format().close);
-                CallBody::Parameters(ParametersReader::new(parameters, close, &self.reading.tools, |text| self.marked(text)))
+                CallBody::Parameters(ParametersReader::new(parameters, &close, &self.reading.tools, |text| self.marked(text)))
             }
             Body::Literals(literals) => CallBody::Literals(LiteralsReader::new(literals, |text| self.marked(text))),
         };

@@ -27,14 +27,12 @@ pub(super) fn of_argument<'a>(shapes: &'a [Map<String, Value>], key: &'a str) ->
 /// Whether a schema is of texts alone. The values of an `enum` tell what it is of.
 pub(super) fn is_text(schema: &Value) -> bool {
     let are_texts = |values: &Vec<Value>| !values.is_empty() && values.iter().all(Value::is_string);
-    match schema.get("type") {
-        Some(kind) => kind == "string",
-        None => {
-            let is_whole = ["$ref", "allOf", "anyOf", "oneOf"].iter().all(|key| schema.get(key).is_none());
-            let of_values = schema.get("enum").and_then(Value::as_array).is_some_and(are_texts);
-            is_whole && (of_values || schema.get("const").is_some_and(Value::is_string))
-        }
+    if let Some(kind) = schema.get("type") {
+        return kind == "string";
     }
+    let is_whole = ["$ref", "allOf", "anyOf", "oneOf"].iter().all(|key| schema.get(key).is_none());
+    let of_values = schema.get("enum").and_then(Value::as_array).is_some_and(are_texts);
+    is_whole && (of_values || schema.get("const").is_some_and(Value::is_string))
 }
 
 struct Shapes<'a> {
