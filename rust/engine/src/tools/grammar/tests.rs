@@ -359,8 +359,8 @@ fn of_parts(choice: CallChoice) -> ToolOptions {
 #[test]
 fn arguments_may_be_put_together_of_parts() {
     let of = |name: &str, arguments: &[(&str, &str)]| {
-        let arguments: String =
-            arguments.iter().map(|(key, value)| format!("<parameter={key}>\n{value}\n</parameter>\n")).collect();
+        let written = |(key, value): &(&str, &str)| format!("<parameter={key}>\n{value}\n</parameter>\n");
+        let arguments = arguments.iter().map(written).collect::<Vec<_>>().concat();
         format!("<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>")
     };
     let good = [

@@ -16,9 +16,10 @@ fn read(parameters: Value, values: &[(&str, &str)]) -> String {
     let Body::Parameters(parts) = format.body else { panic!("{format:?}") };
     let tools = [Tool { name: "f".into(), description: None, parameters, strict: false }];
     let mut reader = ParametersReader::new(parts, format.close, &Arc::from(tools), |text| text.trim().to_owned());
-    let values = values.iter().map(|(key, value)| format!("<arg_key>{key}</arg_key><arg_value>{value}</arg_value>"));
+    let written = |(key, value): &(&str, &str)| format!("<arg_key>{key}</arg_key><arg_value>{value}</arg_value>");
+    let values = values.iter().map(written).collect::<Vec<_>>().concat();
     let mut arguments = String::new();
-    for character in format!("f{}</tool_call>", values.collect::<String>()).chars() {
+    for character in format!("f{values}</tool_call>").chars() {
         assert_ne!(reader.push(character, &mut arguments), Step::Malformed);
     }
     arguments
