@@ -35,13 +35,14 @@ const GRANITE: &str =
     "{{ tools[0].function.name if tools }}{# <|start_of_role|> <tool_call> JSON list #}{{ messages[-1].content }}";
 
 /// Each form with its markers as text, and as tokens where models have them so.
-const TEMPLATES: [Model; 30] = [
+const TEMPLATES: [Model; 31] = [
     ("generic", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", &[]),
     ("hermes", HERMES, &[]),
     ("hermes", HERMES, &["<tool_call>", "</tool_call>"]),
     ("mistral", MISTRAL, &[]),
     ("mistral", MISTRAL, &["[TOOL_CALLS]"]),
     ("mistral-args", MISTRAL, &["[TOOL_CALLS]", "[ARGS]"]),
+    ("mistral-args", MISTRAL, &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]),
     ("deepseek-v3", "{{ tools[0].function.name if tools }}<｜tool▁calls▁begin｜>{{ messages[-1].content }}", &[]),
     ("deepseek-v3.1", "{{ tools[0].function.name if tools }}<｜tool▁calls▁begin｜>tool_call_name{{ messages[-1].content }}", &[]),
     ("qwen3-coder", "{{ tools[0].function.name if tools }}<tool_call><function=f><parameter=p>{{ messages[-1].content }}", &[]),

@@ -36,6 +36,8 @@ pub(super) struct CallJson {
     is_quoted: bool,
     /// The name, once it is known.
     pub name: Option<String>,
+    /// The id that the model gives the call, once it is known.
+    pub id: Option<String>,
     /// Arguments that have come and were not taken.
     pub arguments: String,
     /// Whether they have begun.
@@ -51,6 +53,7 @@ impl CallJson {
             other: String::new(),
             is_quoted: false,
             name: None,
+            id: None,
             arguments: String::new(),
             has_arguments: false,
         }
@@ -110,6 +113,9 @@ impl CallJson {
             let is_object = serde_json::from_str::<serde_json::Map<_, _>>(&text).is_ok();
             self.arguments.push_str(if is_object { text.trim() } else { &self.other });
             self.is_quoted = false;
+        }
+        if self.key == "id" {
+            self.id = serde_json::from_str(&self.other).ok();
         }
         if self.key == "name" {
             match serde_json::from_str(&self.other) {

@@ -77,6 +77,8 @@ pub(crate) struct Format {
     pub end: &'static str,
     /// May stand around all that.
     pub around: (&'static str, &'static str),
+    /// Between the name and the id that the model gives a call, in vocabularies that have this token; empty: it gives none.
+    pub call_id: &'static str,
     /// Ids are 9 letters and digits.
     pub short_ids: bool,
     /// The template puts the arguments of earlier calls into its text as they are.
@@ -96,6 +98,7 @@ const PLAIN: Format = Format {
     between: None,
     end: "",
     around: ("", ""),
+    call_id: "",
     short_ids: false,
     arguments_as_text: false,
     template: &[],
@@ -128,6 +131,7 @@ pub(crate) const FORMATS: [Format; 19] = [
         open: "[TOOL_CALLS]",
         body: Body::NameThen("[ARGS]"),
         between: Some(""),
+        call_id: "[CALL_ID]",
         short_ids: true,
         template: &["[TOOL_CALLS]"],
         tokens: &["[TOOL_CALLS]", "[ARGS]"],
@@ -283,12 +287,19 @@ pub(crate) const GENERIC: Format =
     Format { name: "generic", open: "<tool_call>\n", close: "\n</tool_call>", between: Some("\n"), ..PLAIN };
 
 impl Format {
-    /// The text at which reading begins: what stands before the first call, without the spaces around it and without a bracket
-    /// behind a marker. Empty: a call begins an answer.
+    /// The text at which reading begins: the first line of what stands before the first call, without the spaces around it and
+    /// without a bracket behind a marker. Empty: a call begins an answer.
     pub fn trigger(&self) -> &'static str {
         let head = if self.begin.is_empty() { self.open } else { self.begin }.trim();
+        let head = head.split('\n').next().unwrap_or_default();
         let marker = head.trim_end_matches('[');
         if marker.is_empty() || marker.ends_with(['>', ']']) { marker } else { head }
+    }
+
+    /// What opens a call behind the text at which reading begins, without the spaces around it.
+    pub fn opens(&self) -> &'static str {
+        let open = self.open.trim();
+        if self.begin.is_empty() { open.strip_prefix(self.trigger()).unwrap_or(open).trim_start() } else { open }
     }
 
     /// What a call begins with where it begins an answer.
@@ -360,8 +371,8 @@ impl Dialect {
 
     /// Every text that may hold a marker.
     fn texts(&self) -> Vec<&'static str> {
-        let Format { begin, open, body, close, end, around, .. } = *self.format;
-        let mut texts = vec![begin, open, close, end, around.0, around.1];
+        let Format { begin, open, body, close, end, around, call_id, .. } = *self.format;
+        let mut texts = vec![begin, open, close, end, around.0, around.1, call_id];
         match body {
             Body::Json(_) => {}
             Body::NameThen(text) => texts.push(text),

@@ -13,6 +13,9 @@ use crate::{
     grammar::{ANY, Rules, escaped, tool_schema},
 };
 
+/// A short id.
+const SHORT_ID: &str = "[A-Za-z0-9]{9}";
+
 /// The grammar of an answer that is read so; its other text is what the rule `@answer` says, if `has_grammar`, else any. `None`
 /// where anything may come.
 pub(crate) fn answer_grammar(
@@ -57,7 +60,7 @@ impl Rules<'_> {
         let (open, close, end) = (self.literal(format.open), self.literal(format.close), self.literal(format.end));
         let mut bodies = Vec::new();
         for tool in tools.callable() {
-            bodies.push(self.body(format.body, tool)?);
+            bodies.push(self.body(format, tool)?);
         }
         let body = self.rule(&bodies.join(" | "));
         let first = self.literal(&head[trigger.len()..]);
@@ -104,18 +107,30 @@ impl Rules<'_> {
     }
 
     /// A call of one tool, between its markers.
-    fn body(&mut self, body: Body, tool: &Tool) -> Result<String, EngineError> {
-        Ok(match body {
+    fn body(&mut self, format: &Format, tool: &Tool) -> Result<String, EngineError> {
+        Ok(match format.body {
             Body::Json(key) => {
                 let head = format!("{{\"name\": {}, \"{key}\": ", Value::from(tool.name.as_str()));
                 let arguments = self.arguments(tool)?;
+                // Templates of the models whose ids are short write the id behind the arguments.
+                let id = if format.short_ids {
+                    format!("({} /{SHORT_ID}/ {})?", Self::plain(", \"id\": \""), Self::plain("\""))
+                } else {
+                    String::new()
+                };
                 let (head, tail) = (Self::plain(&head), Self::plain("}"));
-                self.rule(&format!("{head} {arguments} {tail}"))
+                self.rule(&format!("{head} {arguments} {id} {tail}"))
             }
             Body::NameThen(then) => {
-                let head = self.literal(&format!("{}{then}", tool.name));
+                let (name, then) = (self.literal(&tool.name), self.literal(then));
+                // As a token alone: text that spells it would be some of the name.
+                let id = if self.has_special(format.call_id) {
+                    format!("({} /{SHORT_ID}/)?", self.literal(format.call_id))
+                } else {
+                    String::new()
+                };
                 let arguments = self.arguments(tool)?;
-                self.rule(&format!("{head} {arguments}"))
+                self.rule(&format!("{name} {id} {then} {arguments}"))
             }
             Body::Parameters(parameters) => self.parameters(parameters, tool)?,
             Body::Literals(literals) => self.literals(literals, tool)?,

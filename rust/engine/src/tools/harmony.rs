@@ -22,11 +22,11 @@ const RETURN: &str = "<|return|>";
 pub(super) const MARKERS: [&str; 7] = [START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN];
 /// What ends a text. Those that begin a message do so even where the end of the one before is missing.
 const ENDS: [&str; 5] = [END, CALL, RETURN, START, CHANNEL];
-/// Whose functions are called.
 /// Ends a message, and begins another.
 pub(super) const TO_NEXT: &str = "<|end|><|start|>assistant";
 /// Ends a message, and begins the text.
 pub(super) const TO_FINAL: &str = "<|end|><|start|>assistant<|channel|>final<|message|>";
+/// Before the name of a function that is called.
 const FUNCTIONS: &str = "functions.";
 
 /// What the prompt has of the message that the answer goes on with: what is behind its last beginning.
@@ -46,18 +46,24 @@ enum Kind {
 
 /// Reads a header: the text between the beginning of a message and its text, with markers spelled plainly.
 fn kind(header: &str, reading: &Reading) -> Kind {
-    let word_after = |marker: &str| {
-        let (_, rest) = header.split_once(marker)?;
-        rest.trim_start().split(|c: char| c.is_whitespace() || c == '<').next()
+    let word =
+        |rest: &str| rest.trim_start().split(|c: char| c.is_whitespace() || c == '<').next().unwrap_or_default().to_owned();
+    // A channel that is begun twice is the second.
+    let channel = header.rsplit_once(CHANNEL).map_or(String::new(), |(_, rest)| word(rest));
+    let recipient = header.split_once("to=").map(|(_, rest)| word(rest));
+    let is_function = |recipient: &String| match recipient.as_str() {
+        "user" | "all" => false,
+        // In other channels it is a result that the model makes up.
+        "assistant" => channel != "final" && channel != "analysis",
+        _ => true,
     };
-    let channel = word_after(CHANNEL).unwrap_or_default();
-    let Some(recipient) = word_after("to=") else {
+    let Some(recipient) = recipient.filter(is_function) else {
         return if channel == "analysis" { Kind::Reasoning } else { Kind::Text };
     };
-    let name = recipient.strip_prefix(FUNCTIONS);
+    let name = recipient.strip_prefix(FUNCTIONS).map(str::to_owned);
     let is_known = |tool: &Tool| tool.name == recipient;
-    match name.or_else(|| reading.tools.iter().any(is_known).then_some(recipient)) {
-        Some(name) if reading.calls => Kind::Call(name.to_owned()),
+    match name.or_else(|| reading.tools.iter().any(is_known).then_some(recipient.clone())) {
+        Some(name) if reading.calls => Kind::Call(name),
         Some(_) => Kind::Dropped,
         // A tool that the model thinks it has: its own thoughts.
         None => Kind::Reasoning,

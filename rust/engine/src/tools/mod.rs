@@ -12,6 +12,7 @@ mod harmony;
 mod literals;
 mod parameters;
 mod reader;
+mod shapes;
 
 use std::sync::Arc;
 
@@ -134,11 +135,14 @@ impl ToolCallDelta {
     }
 }
 
+/// Characters of a short id: Mistral's templates refuse calls with others.
+const SHORT_ID_LEN: usize = 9;
+
 /// A new id of a call.
 fn call_id(format: &Format) -> String {
     use rand::{Rng, distr::Alphanumeric};
     let letters = |count| rand::rng().sample_iter(Alphanumeric).take(count).map(char::from).collect::<String>();
-    if format.short_ids { letters(9) } else { format!("call_{}", letters(24)) }
+    if format.short_ids { letters(SHORT_ID_LEN) } else { format!("call_{}", letters(24)) }
 }
 
 /// A dialect and what a request asks of it: what is needed to read an answer.

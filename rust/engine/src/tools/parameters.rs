@@ -1,17 +1,20 @@
 //! A call whose arguments stand one by one between markers.
 
 mod grammar;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     Tool,
     call_json::Step,
     formats::Parameters,
     literals::push_character,
-    reader::{end_of, is_name},
+    reader::{MARK, end_of, is_name},
+    shapes::{is_text, of_argument, shapes},
 };
 
 /// Schemas within schemas that are looked at.
@@ -26,13 +29,18 @@ pub(super) struct ParametersReader {
     after_key: String,
     before_value: String,
     after_value: String,
-    close: String,
+    /// What closes the call: lines, between which may be any spaces.
+    close: Vec<String>,
     held: String,
     place: Place,
     name: Option<String>,
     key: String,
     num_arguments: usize,
     tools: Arc<[Tool]>,
+    /// What the arguments may be, once the name is known, as far as those that have come leave it open.
+    shapes: Vec<Map<String, Value>>,
+    /// What has come of a text that may tell which of them it is.
+    text: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,7 +57,7 @@ enum Place {
 }
 
 impl ParametersReader {
-    pub fn new(format: &Parameters, close: String, tools: &Arc<[Tool]>, marked: impl Fn(&str) -> String) -> Self {
+    pub fn new(format: &Parameters, close: &str, tools: &Arc<[Tool]>, marked: impl Fn(&str) -> String) -> Self {
         // Between what ends a key and what begins its value may be any spaces.
         let (after_key, before_value) = format.before_value.rsplit_once('\n').unwrap_or_default();
         let (after_key, before_value) =
@@ -61,12 +69,14 @@ impl ParametersReader {
             after_key: marked(after_key),
             before_value: marked(before_value),
             after_value: marked(format.after_value),
-            close,
+            close: close.split('\n').map(str::to_owned).collect(),
             held: String::new(),
             place: Place::Name,
             name: None,
             key: String::new(),
             num_arguments: 0,
+            shapes: Vec::new(),
+            text: String::new(),
         }
     }
 
@@ -84,7 +94,7 @@ impl ParametersReader {
                 if self.held.ends_with(&self.before_key) {
                     self.place = Place::Key;
                     self.held.clear();
-                } else if self.held.ends_with(&self.close) {
+                } else if self.closed_at().is_some() {
                     if self.num_arguments > 0 {
                         arguments.push('}');
                     }
@@ -119,19 +129,28 @@ impl ParametersReader {
         }
     }
 
+    /// Where that begins which closes the call, if it ends what is held.
+    fn closed_at(&self) -> Option<usize> {
+        let mut rest = self.held.as_str();
+        for (index, line) in self.close.iter().rev().enumerate() {
+            rest = if index == 0 { rest } else { rest.trim_end() }.strip_suffix(line.as_str())?;
+        }
+        Some(rest.len())
+    }
+
     fn name_character(&mut self, character: char) -> Step {
         // The name ends at a line's end where nothing else is said.
         let is_line = self.after_name.is_empty() && character == '\n';
         let is_next = self.held.ends_with(&self.before_key);
-        let is_over = self.held.ends_with(&self.close);
+        let closed_at = self.closed_at();
         let end = if is_line {
             1
         } else if !self.after_name.is_empty() && self.held.ends_with(&self.after_name) {
             self.after_name.len()
         } else if is_next {
             self.before_key.len()
-        } else if is_over {
-            self.close.len()
+        } else if let Some(at) = closed_at {
+            self.held.len() - at
         } else {
             return Step::More;
         };
@@ -142,15 +161,18 @@ impl ParametersReader {
         if !is_name(&name) {
             return Step::Malformed;
         }
+        let tool = self.tools.iter().find(|tool| tool.name == name);
+        self.shapes = tool.map(|tool| shapes(&tool.parameters)).unwrap_or_default();
         self.name = Some(name);
         self.place = if is_next { Place::Key } else { Place::Next };
         self.held.clear();
-        if is_over && !is_line { Step::Complete } else { Step::More }
+        if closed_at.is_some() && !is_line { Step::Complete } else { Step::More }
     }
 
     fn begin_value(&mut self, arguments: &mut String) {
         self.place = Place::Value;
-        if self.schema().is_some_and(|(schema, _)| schema["type"] == "string") {
+        let is_known = of_argument(&self.shapes, &self.key).next().is_some();
+        if is_known && of_argument(&self.shapes, &self.key).all(is_text) {
             self.write_key(arguments);
             arguments.push('"');
             self.place = Place::Text { is_begun: false };
@@ -175,9 +197,14 @@ impl ParametersReader {
             end_of(&self.held, &broken).min(end_of(&self.held, &self.after_value))
         };
         self.held[..len].chars().for_each(|character| push_character(character, arguments));
+        if self.shapes.len() > 1 {
+            self.text.push_str(&self.held[..len]);
+        }
         self.held.drain(..len);
         if is_over {
             arguments.push('"');
+            let text = std::mem::take(&mut self.text);
+            self.narrow(&Value::from(text.replace(MARK, "")));
             self.held.clear();
             self.place = Place::Next;
         }
@@ -194,31 +221,58 @@ impl ParametersReader {
         let value = value.strip_prefix('\n').unwrap_or(value);
         let value = value.strip_suffix('\n').unwrap_or(value);
         self.write_key(arguments);
-        // By the schema; where that says nothing, what is JSON is JSON.
-        let is_json = |json: &Value| self.schema().is_none_or(|(schema, root)| may_be(schema, root, json, MAX_DEPTH));
-        match serde_json::from_str::<Value>(value) {
-            Ok(json) if is_json(&json) => arguments.push_str(value.trim()),
-            _ => {
-                arguments.push('"');
-                value.chars().for_each(|character| push_character(character, arguments));
-                arguments.push('"');
-            }
+        let json = serde_json::from_str::<Value>(value).ok().filter(|json| self.is_json(json, value));
+        if json.is_some() {
+            arguments.push_str(value.trim());
+        } else {
+            arguments.push('"');
+            value.chars().for_each(|character| push_character(character, arguments));
+            arguments.push('"');
+        }
+        self.narrow(&json.unwrap_or_else(|| Value::from(value.replace(MARK, ""))));
+    }
+
+    /// Whether a value is JSON by the schema, and no text; where that says nothing of it, what is JSON is JSON.
+    fn is_json(&self, json: &Value, text: &str) -> bool {
+        let is_known = of_argument(&self.shapes, &self.key).next().is_some();
+        let may_be = |value: &Value, is_equal: IsEqual| {
+            of_argument(&self.shapes, &self.key).any(|schema| may_be(schema, self.root(), value, is_equal, MAX_DEPTH))
+        };
+        let is_value = |value: &Value| may_be(value, |value, other| value == other);
+        !is_known || is_value(json) || (!is_value(&Value::from(text)) && may_be(json, is_alike))
+    }
+
+    /// Leaves the shapes that an argument with this value goes with, if there are any.
+    fn narrow(&mut self, value: &Value) {
+        if self.shapes.len() < 2 {
+            return;
+        }
+        let goes_with = |shape: &Map<String, Value>| {
+            let schema = shape.get("properties").and_then(|properties| properties.get(&self.key));
+            schema.is_none_or(|schema| may_be(schema, self.root(), value, |value, other| value == other, MAX_DEPTH))
+        };
+        let left: Vec<_> = self.shapes.iter().filter(|shape| goes_with(shape)).cloned().collect();
+        if !left.is_empty() {
+            self.shapes = left;
         }
     }
 
-    /// What the argument may be, and the schema of all of them.
-    fn schema(&self) -> Option<(&Value, &Value)> {
-        let tool = self.tools.iter().find(|tool| self.name.as_deref() == Some(&tool.name))?;
-        Some((tool.parameters["properties"].get(&self.key)?, &tool.parameters))
+    /// The schema of all arguments.
+    fn root(&self) -> &Value {
+        let tool = self.tools.iter().find(|tool| self.name.as_deref() == Some(&tool.name));
+        tool.map_or(&Value::Null, |tool| &tool.parameters)
     }
 }
 
+/// How a value is compared with those of `enum` and `const`.
+type IsEqual = fn(&Value, &Value) -> bool;
+
 /// Whether a value is of a type that a schema allows; of what is not known here, any is.
-fn may_be(schema: &Value, root: &Value, value: &Value, depth: usize) -> bool {
+fn may_be(schema: &Value, root: &Value, value: &Value, is_equal: IsEqual, depth: usize) -> bool {
     let Some(depth) = depth.checked_sub(1) else { return true };
     let Value::Object(schema) = schema else { return *schema != Value::Bool(false) };
     let all = |key: &str| schema.get(key).and_then(Value::as_array);
-    let of_branch = |branch: &Value| may_be(branch, root, value, depth);
+    let of_branch = |branch: &Value| may_be(branch, root, value, is_equal, depth);
     let target = schema.get("$ref").and_then(Value::as_str).and_then(|at| root.pointer(at.strip_prefix('#')?));
     target.is_none_or(of_branch)
         && schema.get("type").is_none_or(|kind| match kind {
@@ -226,8 +280,8 @@ fn may_be(schema: &Value, root: &Value, value: &Value, depth: usize) -> bool {
             Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).any(|kind| is_of(value, kind)),
             _ => true,
         })
-        && all("enum").is_none_or(|values| values.iter().any(|other| is_alike(value, other)))
-        && schema.get("const").is_none_or(|other| is_alike(value, other))
+        && all("enum").is_none_or(|values| values.iter().any(|other| is_equal(value, other)))
+        && schema.get("const").is_none_or(|other| is_equal(value, other))
         && all("allOf").is_none_or(|branches| branches.iter().all(of_branch))
         && ["anyOf", "oneOf"].into_iter().filter_map(all).all(|branches| branches.iter().any(of_branch))
 }

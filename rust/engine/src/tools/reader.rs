@@ -3,14 +3,17 @@
 //! However the text is cut, the parts are the same. What may be the beginning of a marker is held, and is text if nothing comes
 //! of it. Special tokens that are markers come with [`MARK`] before their spelling, so that text which only spells one is text.
 
+mod call;
+
 use super::{
     Reading, ToolCallDelta, call_id,
-    call_json::{CallJson, JsonValue, Step},
+    call_json::CallJson,
     formats::{Body, Format, Thinking},
     harmony::HarmonyReader,
     literals::LiteralsReader,
     parameters::ParametersReader,
 };
+use call::{Call, CallBody, NameReader, Taken};
 
 /// Before the spelling of a special token: a noncharacter, which no text for interchange has (Unicode 17, section 23.7).
 pub(crate) const MARK: char = '\u{FDD1}';
@@ -107,109 +110,6 @@ enum Mode {
     Ending,
 }
 
-/// A call that has begun.
-#[derive(Clone, Debug)]
-struct Call {
-    /// All of it, until its name has been given out: it may turn out to be text.
-    raw: String,
-    body: CallBody,
-    is_open: bool,
-    has_arguments: bool,
-}
-
-#[derive(Clone, Debug)]
-enum CallBody {
-    Json(CallJson),
-    /// The name so far, and what ends it.
-    Name(String, String),
-    Arguments(JsonValue),
-    Parameters(ParametersReader),
-    Literals(LiteralsReader),
-}
-
-/// What a character made of a call.
-#[derive(Default)]
-struct Taken {
-    /// The name, at the moment when it is known.
-    name: Option<String>,
-    is_complete: bool,
-    is_malformed: bool,
-    /// The character is what follows the call.
-    is_beyond: bool,
-}
-
-impl Taken {
-    fn of(step: &Step) -> Self {
-        Self { is_complete: *step == Step::Complete, is_malformed: *step == Step::Malformed, ..Self::default() }
-    }
-}
-
-impl Call {
-    /// Takes a character, and appends what it makes known of the arguments.
-    fn push(&mut self, character: char, arguments: &mut String) -> Taken {
-        let mut taken = Taken::default();
-        match &mut self.body {
-            // A special token that is out of place is its spelling.
-            CallBody::Json(_) | CallBody::Arguments(_) if character == MARK => {}
-            CallBody::Json(json) => {
-                taken = Taken::of(&json.push(character));
-                if !self.is_open {
-                    taken.name.clone_from(&json.name);
-                }
-                if self.is_open || taken.name.is_some() {
-                    arguments.push_str(&std::mem::take(&mut json.arguments));
-                }
-            }
-            CallBody::Name(so_far, end) => {
-                so_far.push(character);
-                let named = so_far.strip_suffix(end.as_str());
-                // What stands before the arguments may be missing.
-                if let Some(name) = named.or_else(|| so_far.strip_suffix('{')).map(str::trim) {
-                    taken.is_malformed = !is_name(name);
-                    taken.name = Some(name.to_owned()).filter(|_| !taken.is_malformed);
-                    let mut value = JsonValue::default();
-                    if character == '{' && !taken.is_malformed && value.push(character) {
-                        arguments.push(character);
-                    }
-                    self.body = CallBody::Arguments(value);
-                }
-            }
-            CallBody::Arguments(value) => {
-                if !character.is_whitespace() || self.has_arguments {
-                    if value.push(character) {
-                        arguments.push(character);
-                    } else {
-                        taken.is_beyond = true;
-                    }
-                    taken.is_complete = value.is_complete();
-                }
-            }
-            CallBody::Parameters(parameters) => {
-                taken = Taken::of(&parameters.push(character, arguments));
-                taken.name = parameters.name();
-            }
-            CallBody::Literals(literals) => {
-                taken = Taken::of(&literals.push(character, arguments));
-                taken.name = literals.name();
-            }
-        }
-        self.has_arguments |= !arguments.is_empty();
-        taken
-    }
-
-    /// The answer has ended within it: appends what was held of the arguments.
-    fn finish(&mut self, arguments: &mut String) {
-        match &mut self.body {
-            CallBody::Json(json) => {
-                json.finish();
-                arguments.push_str(&json.arguments);
-            }
-            CallBody::Parameters(parameters) => parameters.finish(arguments),
-            CallBody::Name(..) | CallBody::Arguments(_) | CallBody::Literals(_) => {}
-        }
-    }
-}
-
 /// Reads an answer with markers.
 #[derive(Clone, Debug)]
 pub(crate) struct MarkedReader {
@@ -221,9 +121,11 @@ pub(crate) struct MarkedReader {
     begun: String,
     /// Whitespace behind text: given out with what follows, dropped before a call.
     spaces: String,
-    /// The marker that has begun the reasoning in the prompt may come again.
+    /// Reasoning has begun, and what begins it may come again, which some models write twice.
     may_begin_again: bool,
     has_text: bool,
+    /// Of the calls so far.
+    ids: Vec<String>,
     num_calls: usize,
     num_closed: usize,
 }
@@ -233,7 +135,8 @@ impl MarkedReader {
         let mode = if reading.thinks { Mode::Reasoning } else { Mode::Start };
         let (held, begun, spaces) = (String::new(), String::new(), String::new());
         let may_begin_again = reading.thinks;
-        Self { reading, mode, held, begun, spaces, may_begin_again, has_text: false, num_calls: 0, num_closed: 0 }
+        let ids = Vec::new();
+        Self { reading, mode, held, begun, spaces, may_begin_again, has_text: false, ids, num_calls: 0, num_closed: 0 }
     }
 
     fn format(&self) -> &'static Format {
@@ -336,6 +239,7 @@ impl MarkedReader {
             if let Some(rest) = rest.strip_prefix(&open) {
                 self.held = rest.to_owned();
                 self.mode = Mode::Reasoning;
+                self.may_begin_again = true;
                 return true;
             }
             if open.starts_with(rest) && !at_end {
@@ -365,7 +269,7 @@ impl MarkedReader {
 
     /// Calls begin.
     fn begin(&mut self) {
-        if self.format().begin.is_empty() {
+        if self.format().begin.is_empty() && self.format().opens().is_empty() {
             self.begin_call();
         } else {
             self.mode = Mode::Between;
@@ -376,9 +280,11 @@ impl MarkedReader {
         if self.may_begin_again {
             let open = self.thinking().map_or(String::new(), |thinking| self.reading.marked(thinking.open));
             let rest = self.held.trim_start();
-            if let Some(rest) = rest.strip_prefix(&open) {
+            if let Some(rest) = rest.strip_prefix(&open).filter(|_| !open.is_empty()) {
                 self.held = rest.to_owned();
-            } else if open.starts_with(rest) && !at_end {
+                return true;
+            }
+            if open.starts_with(rest) && !at_end {
                 return false;
             }
             self.may_begin_again = false;
@@ -426,14 +332,14 @@ impl MarkedReader {
     fn begin_call(&mut self) {
         let body = match self.format().body {
             Body::Json(_) | Body::Harmony => CallBody::Json(CallJson::new()),
-            Body::NameThen(end) => CallBody::Name(String::new(), self.marked(end)),
+            Body::NameThen(end) => CallBody::Name(NameReader::new(self.marked(self.format().call_id), self.marked(end))),
             Body::Parameters(parameters) => {
                 let close = self.marked(self.format().close);
-                CallBody::Parameters(ParametersReader::new(parameters, close, &self.reading.tools, |text| self.marked(text)))
+                CallBody::Parameters(ParametersReader::new(parameters, &close, &self.reading.tools, |text| self.marked(text)))
             }
             Body::Literals(literals) => CallBody::Literals(LiteralsReader::new(literals, |text| self.marked(text))),
         };
-        self.mode = Mode::Call(Box::new(Call { raw: String::new(), body, is_open: false, has_arguments: false }));
+        self.mode = Mode::Call(Box::new(Call::new(body)));
     }
 
     /// Before a call: what opens it, what ends them all, or something else, which is text.
@@ -445,7 +351,7 @@ impl MarkedReader {
         if self.held.is_empty() {
             return false;
         }
-        let (open, end) = (self.marked(format.open), self.marked(format.end));
+        let (open, end) = (self.marked(format.opens()), self.marked(format.end));
         // The rest of what ends them, where its beginning is a bracket.
         let end = if end.is_empty() { self.marked("]") } else { end };
         let begins_call = match format.body {
@@ -461,7 +367,7 @@ impl MarkedReader {
             self.begin_call();
             return true;
         }
-        if self.num_calls > 0 && self.held.starts_with(&end) {
+        if self.num_calls > 0 && !format.begin.is_empty() && self.held.starts_with(&end) {
             self.held.drain(..end.len());
             self.mode = Mode::Ending;
             return true;
@@ -476,7 +382,7 @@ impl MarkedReader {
     }
 
     fn call(&mut self, out: &mut Parts) -> bool {
-        let id = call_id(self.format());
+        let (id, has_ids) = (call_id(self.format()), self.format().short_ids);
         let index = self.num_calls;
         let Mode::Call(call) = &mut self.mode else { return false };
         let (mut end, mut last) = (0, Taken::default());
@@ -488,7 +394,11 @@ impl MarkedReader {
             last = call.push(character, &mut delta.arguments);
             end = if last.is_beyond { at } else { at + character.len_utf8() };
             if let Some(name) = last.name.take().filter(|_| !call.is_open) {
-                (delta.id, delta.name) = (Some(id.clone()), Some(name));
+                // Results are told apart by it, so that no two calls of an answer have the same.
+                let own = last.id.take().filter(|id| has_ids && !self.ids.contains(id));
+                let id = own.unwrap_or_else(|| id.clone());
+                self.ids.push(id.clone());
+                (delta.id, delta.name) = (Some(id), Some(name));
                 call.is_open = true;
             }
             if last.is_complete || last.is_malformed {

@@ -305,6 +305,109 @@ fn schemas_that_refer_to_themselves_end() {
     assert!(rules(with(Value::Object(chain), json!({ "$ref": "#/$defs/a0" }))).is_err());
 }
 
+#[test]
+fn calls_of_mistral_may_have_the_ids_that_their_templates_write() {
+    let weather = "{\"city\": \"Oslo\", \"unit\": \"C\"}";
+    let named = |id: &str| format!("[TOOL_CALLS]now{id}[ARGS]{{}}[TOOL_CALLS]weather{id}[ARGS]{weather}");
+    let listed = |id: &str| format!("[TOOL_CALLS][{{\"name\": \"weather\", \"arguments\": {weather}{id}}}]");
+    let with_ids = tokenizer(&["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]);
+    let without_ids = tokenizer(&["[TOOL_CALLS]", "[ARGS]"]);
+    let list = tokenizer(&["[TOOL_CALLS]"]);
+    for choice in [CallChoice::Auto, CallChoice::Required] {
+        let is_allowed =
+            |tokenizer, answer: &str| allowed(tokenizer, "[TOOL_CALLS]", &options(choice), answer) == (answer.to_owned(), true);
+        for (tokenizer, answer, expected) in [
+            (&with_ids, named(""), true),
+            (&with_ids, named("[CALL_ID]aB3456789"), true),
+            (&with_ids, named("[CALL_ID]12345678"), false),
+            (&with_ids, named("[CALL_ID]1234567890"), false),
+            (&with_ids, named("[CALL_ID]12345678_"), false),
+            (&with_ids, named("[CALL_ID]"), false),
+            (&without_ids, named(""), true),
+            (&without_ids, named("[CALL_ID]123456789"), false),
+            (&list, listed(""), true),
+            (&list, listed(", \"id\": \"123456789\""), true),
+            (&list, listed(", \"id\": \"1234\""), false),
+            (&list, listed(", \"key\": \"123456789\""), false),
+        ] {
+            assert_eq!(is_allowed(tokenizer, &answer), expected, "{answer}");
+        }
+    }
+}
+
+/// Tools whose arguments are parts of a schema put together, as unions of records are described.
+fn of_parts(choice: CallChoice) -> ToolOptions {
+    let sent = json!({
+        "properties": { "kind": { "const": "sent" }, "count": { "$ref": "#/$defs/count" } },
+        "required": ["kind", "count"]
+    });
+    let kept = json!({ "properties": { "kind": { "const": "kept" } }, "required": ["kind"], "additionalProperties": false });
+    let parts = json!({
+        "type": "object",
+        "$defs": { "sent": sent, "count": { "type": "integer" } },
+        "properties": { "to": { "type": "string" } },
+        "oneOf": [{ "$ref": "#/$defs/sent" }, kept]
+    });
+    let tools = vec![
+        tool("parts", parts),
+        tool("any", json!({ "type": "object" })),
+        tool("none", json!({ "type": "object", "properties": {} })),
+    ];
+    ToolOptions { tools, choice, ..ToolOptions::default() }
+}
+
+#[test]
+fn arguments_may_be_put_together_of_parts() {
+    let of = |name: &str, arguments: &[(&str, &str)]| {
+        let written = |(key, value): &(&str, &str)| format!("<parameter={key}>\n{value}\n</parameter>\n");
+        let arguments = arguments.iter().map(written).collect::<Vec<_>>().concat();
+        format!("<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>")
+    };
+    let good = [
+        of("parts", &[("to", "me"), ("kind", "sent"), ("count", "2")]),
+        of("parts", &[("kind", "sent"), ("count", "2")]),
+        of("parts", &[("to", "me"), ("kind", "kept")]),
+        of("any", &[]),
+        of("any", &[("x", "some text"), ("y_2", "[1]")]),
+        of("none", &[]),
+    ];
+    let bad = [
+        of("parts", &[]),
+        of("parts", &[("kind", "sent")]),
+        of("parts", &[("kind", "kept"), ("count", "2")]),
+        of("parts", &[("kind", "lost")]),
+        of("parts", &[("kind", "sent"), ("count", "two")]),
+        of("none", &[("x", "1")]),
+    ];
+    for tokens in [&[][..], &["<tool_call>", "</tool_call>"]] {
+        let tokenizer = tokenizer(tokens);
+        let of = |answer: &str| allowed(&tokenizer, BETWEEN_MARKERS[0].0, &of_parts(CallChoice::Required), answer);
+        for answer in &good {
+            assert_eq!(of(answer), (answer.clone(), true));
+        }
+        for answer in &bad {
+            assert!(!of(answer).1, "{answer}");
+        }
+    }
+}
+
+#[test]
+fn literals_may_be_put_together_of_parts() {
+    let tokenizer = tokenizer(&[]);
+    let is_allowed = |answer: &str| {
+        let (taken, may_end) = allowed(&tokenizer, "[func_name1(", &of_parts(CallChoice::Required), answer);
+        taken == answer && may_end
+    };
+    for answer in
+        ["[parts(to='me', kind='sent', count=2)]", "[parts(kind='kept')]", "[parts(to='me', kind='kept')]", "[any(x=1)]"]
+    {
+        assert!(is_allowed(answer), "{answer}");
+    }
+    for answer in ["[parts()]", "[parts(kind='sent')]", "[parts(kind='kept', count=2)]", "[parts(kind='lost')]"] {
+        assert!(!is_allowed(answer), "{answer}");
+    }
+}
+
 /// Formats whose arguments stand between markers, with a call of `f` with one argument, and their markers of it.
 const BETWEEN_MARKERS: [(&str, &str, &[&str]); 3] = [
     (
@@ -344,6 +447,13 @@ fn texts_between_markers_are_within_their_limits() {
                 (json!({ "type": "string", "pattern": "[0-9]", "maxLength": 3 }), vec!["4", "a4/"], vec!["abc", "4444"]),
                 (json!({ "type": "string", "enum": ["red", "b/w", ""] }), vec!["red", "b/w", ""], vec!["re", "blue"]),
                 (json!({ "type": "string", "enum": ["red", "blue"], "maxLength": 3 }), vec!["red"], vec!["blue"]),
+                // llama.cpp's: one is the beginning of another, or has a line break or quotes in it.
+                (
+                    json!({ "enum": ["load", "reload", "re", "", "a \"b\"", "a\nb"] }),
+                    vec!["load", "reload", "re", "", "a \"b\"", "a\nb"],
+                    vec!["erase", "loading", "reloaded", " load", "load ", "\"load\""],
+                ),
+                (json!({ "const": "re" }), vec!["re"], vec!["r", "\"re\""]),
                 (json!({ "type": "string", "const": "a.b" }), vec!["a.b"], vec!["axb"]),
                 (json!({ "type": "string", "format": "date" }), vec!["2024-01-31"], vec!["2024-13-01", ""]),
                 (json!({ "type": "integer", "maximum": 9 }), vec!["7"], vec!["17", "\"7\""]),

@@ -63,7 +63,7 @@ impl Rules<'_> {
         if let Some(key) = ["anyOf", "enum", "const"].iter().find(is_choice) {
             return Err(writer.left_out(key));
         }
-        let members = writer.members(&resolved, true, 0)?;
+        let members = writer.arguments(&resolved, 0)?;
         let [head, tail] = [format!("{}{before}", tool.name), after.to_string()].map(|text| Rules::plain(&text));
         Ok(self.rule(&format!("{head} {members} {tail}")))
     }
@@ -132,6 +132,32 @@ impl Writer<'_, '_> {
             merge(&mut whole, &part);
         }
         Ok(whole)
+    }
+
+    /// What stands between the brackets of a call: the arguments of one of the branches, with those beside these.
+    fn arguments(&mut self, map: &Map<String, Value>, depth: usize) -> Result<String, EngineError> {
+        for key in ["anyOf", "oneOf"] {
+            let mut base = map.clone();
+            let Some(Value::Array(branches)) = base.shift_remove(key) else { continue };
+            let mut rules = Vec::new();
+            for branch in branches.iter().filter_map(Value::as_object) {
+                let mut whole = base.clone();
+                merge(&mut whole, &self.resolved(branch, depth + 1)?);
+                rules.push(self.arguments(&whole, depth + 1)?);
+            }
+            let num_rules = rules.len();
+            if num_rules == 0 {
+                return self.arguments(&base, depth + 1);
+            }
+            rules.retain(|rule| !rule.is_empty());
+            let or_none = if rules.len() < num_rules { "?" } else { "" };
+            return Ok(if rules.is_empty() {
+                String::new()
+            } else {
+                self.rules.rule(&format!("({}){or_none}", rules.join(" | ")))
+            });
+        }
+        self.members(map, true, depth)
     }
 
     fn value(&mut self, schema: &Value, depth: usize) -> Result<String, EngineError> {

@@ -2,7 +2,11 @@
 
 use serde_json::{Map, Value};
 
-use super::super::{Tool, formats::Parameters};
+use super::super::{
+    Tool,
+    formats::Parameters,
+    shapes::{is_text, shapes},
+};
 use crate::{
     EngineError,
     grammar::{ANY, GrammarFault, OF_TEXTS, Rules, TextLimit, check_strict, describes, escaped, text_limit, tool_schema},
@@ -23,9 +27,34 @@ impl Rules<'_> {
             }
         }
         let head = self.literal(&format!("{}{}", tool.name, format.after_name));
-        let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&empty);
-        let required = schema.get("required").and_then(Value::as_array);
-        let mut terms = vec![head];
+        let mut ways = Vec::new();
+        for shape in shapes(&tool.parameters) {
+            ways.push(self.arguments_of(format, tool, &head, &shape)?);
+        }
+        Ok(self.rule(&ways.join(" | ")))
+    }
+
+    /// A call with arguments of one shape.
+    fn arguments_of(
+        &mut self,
+        format: &Parameters,
+        tool: &Tool,
+        head: &str,
+        shape: &Map<String, Value>,
+    ) -> Result<String, EngineError> {
+        let more = shape.get("additionalProperties").unwrap_or(&Value::Bool(true));
+        let Some(properties) = shape.get("properties").and_then(Value::as_object) else {
+            // Of the arguments nothing is said.
+            if *more == Value::Bool(false) {
+                return Ok(head.to_owned());
+            }
+            let (before, between) = (self.literal(format.before_key), self.literal(format.before_value));
+            let is_any = *more == Value::Bool(true);
+            let value = if is_any { self.text(format.after_value, &[]) } else { self.value(format, tool, more)? };
+            return Ok(self.rule(&format!("{head} ({before} /[A-Za-z_][A-Za-z0-9_.-]*/ {between} {value})*")));
+        };
+        let required = shape.get("required").and_then(Value::as_array);
+        let mut terms = vec![head.to_owned()];
         for (key, schema) in properties {
             let before = self.literal(&format!("{}{key}{}", format.before_key, format.before_value));
             let value = self.value(format, tool, schema)?;
@@ -38,7 +67,7 @@ impl Rules<'_> {
 
     /// A value and what closes it: a text as it is, other values as JSON.
     fn value(&mut self, format: &Parameters, tool: &Tool, schema: &Value) -> Result<String, EngineError> {
-        if let Some(map) = schema.as_object().filter(|map| map.get("type").is_some_and(|kind| kind == "string")) {
+        if let Some(map) = schema.as_object().filter(|_| is_text(schema)) {
             let limits = limits(tool, map)?;
             return Ok(self.text(format.after_value, &limits));
         }

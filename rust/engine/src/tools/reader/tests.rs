@@ -19,7 +19,7 @@ const THINK: Thinking = Thinking { open: "<think>", close: "</think>" };
 const THOUGHT: Thinking = Thinking { open: "<|channel>thought\n", close: "<channel|>" };
 
 /// What may be a special token in the answers of the formats that are ported.
-const MARKERS: [&str; 16] = [
+const MARKERS: [&str; 19] = [
     "<|start|>",
     "<|channel|>",
     "<|constrain|>",
@@ -36,6 +36,9 @@ const MARKERS: [&str; 16] = [
     "<end_function_call>",
     "<escape>",
     "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
 ];
 
 fn tools() -> Arc<[Tool]> {
@@ -62,7 +65,18 @@ fn tools() -> Arc<[Tool]> {
             "any": {},
         },
     });
-    [("weather", city), ("python", code), ("typed", typed)]
+    let payload = json!({ "type": "object", "properties": { "value": { "type": "string" } }, "required": ["value"] });
+    let parts = json!({
+        "type": "object",
+        "$defs": {
+            "payload": payload,
+            "sent": { "properties": { "kind": { "const": "sent" }, "payload": { "$ref": "#/$defs/payload" } } },
+        },
+        "properties": { "to": { "type": "string" } },
+        "oneOf": [{ "$ref": "#/$defs/sent" }, { "properties": { "kind": { "const": "other" } } }],
+        "allOf": [{ "properties": { "zip": { "type": "string" } } }],
+    });
+    [("weather", city), ("python", code), ("typed", typed), ("parts", parts)]
         .map(|(name, parameters)| Tool { name: name.into(), description: None, parameters, strict: false })
         .into()
 }
@@ -274,6 +288,55 @@ fn reasoning_that_other_engines_are_tried_with_is_read() {
             }
         }
     }
+}
+
+/// The ids of the calls in an answer, whose markers are text or tokens.
+fn ids(format: &str, answer: &str, are_tokens: bool) -> Vec<String> {
+    let reading = if are_tokens { with_tokens(format) } else { reading(format) };
+    let answer = if are_tokens { reading.marked(answer) } else { answer.to_owned() };
+    let mut by_cut = Vec::new();
+    for (at, _) in answer.char_indices() {
+        let mut reader = Reader::new(reading.clone());
+        let mut out = Parts::default();
+        reader.push(&answer[..at], &mut out);
+        reader.push(&answer[at..], &mut out);
+        reader.finish(&mut out);
+        by_cut.push(out.calls.into_iter().filter_map(|delta| delta.id).collect::<Vec<_>>());
+    }
+    let first = by_cut.remove(0);
+    // Those that we make are other ones each time.
+    assert!(by_cut.iter().all(|ids| ids.len() == first.len()), "{answer}: {by_cut:?}");
+    first
+}
+
+/// vLLM's and llama.cpp's cases of ids that Mistral's models write.
+#[test]
+fn the_id_that_a_model_gives_a_call_is_kept() {
+    for are_tokens in [false, true] {
+        let of = |format, answer| ids(format, answer, are_tokens);
+        assert_eq!(of("mistral-args", "[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{\"x\": 1}"), ["123456789"]);
+        let two = "[TOOL_CALLS]f[CALL_ID]000000001[ARGS]{\"x\": 1}[TOOL_CALLS]g[CALL_ID]aB0000002[ARGS]{}";
+        assert_eq!(of("mistral-args", two), ["000000001", "aB0000002"]);
+        assert_eq!(of("mistral-args", "[TOOL_CALLS]f [CALL_ID] 123456789 [ARGS] {}"), ["123456789"]);
+        assert_eq!(of("mistral", "[TOOL_CALLS][{\"id\": \"123456789\", \"name\": \"f\", \"arguments\": {}}]"), ["123456789"]);
+    }
+}
+
+#[test]
+fn an_id_that_a_template_would_refuse_or_that_comes_twice_or_too_late_is_another() {
+    for own in ["", "12345", "1234567890", "12345678-", "12345678\u{e9}"] {
+        let given = ids("mistral-args", &format!("[TOOL_CALLS]f[CALL_ID]{own}[ARGS]{{}}"), false);
+        assert!(given.len() == 1 && given[0] != own && given[0].len() == 9, "{own}: {given:?}");
+    }
+    let twice = "[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{}[TOOL_CALLS]g[CALL_ID]123456789[ARGS]{}";
+    let given = ids("mistral-args", twice, true);
+    assert!(given.len() == 2 && given[0] == "123456789" && given[1] != "123456789", "{given:?}");
+    // The call has been given out when its id comes.
+    let late = ids("mistral", "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}, \"id\": \"123456789\"}]", false);
+    assert!(late.len() == 1 && late[0] != "123456789", "{late:?}");
+    // Other models' ids are ours alone.
+    let hermes = ids("hermes", "<tool_call>{\"id\": \"123456789\", \"name\": \"f\", \"arguments\": {}}</tool_call>", false);
+    assert!(hermes[0].starts_with("call_"), "{hermes:?}");
 }
 
 /// A text of which little is known when it ends would be no stream.

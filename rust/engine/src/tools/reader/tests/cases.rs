@@ -146,6 +146,41 @@ const HARMONY: &[Case] = &[
     harmony("One <|channel|>analysis<|message|>why<|end|> two <|start|>assistant<|channel|>final<|message|>three<|return|>")
         .reasoning("why")
         .text("One \n two \nthree"),
+    harmony("<|channel|>analysis<|message|>A long chain<|end|><|start|>assistant<|channel|>commentary<|message|>**Plan**: 1. A file 2. A server<|end|><|start|>assistant<|channel|>commentary to=functions.write<|message|>{\"form\": \"html\"}<|call|>")
+        .reasoning("A long chain")
+        .text("**Plan**: 1. A file 2. A server")
+        .calls(&[("write", "{\"form\": \"html\"}")]),
+    harmony("<|channel|>analysis<|message|>first<|end|><|channel|>analysis<|message|>second<|end|>").reasoning("first\nsecond"),
+    harmony("<|channel|>analysis<|message|>  with spaces  <|end|>").reasoning("  with spaces  "),
+    harmony("see <|weird|> more <|channel|>analysis<|message|>why<|end|>").reasoning("why").text("see <|weird|> more "),
+    harmony("<|broken without an end").text("<|broken without an end"),
+    harmony("<|end|><|start|><|channel|>final<|message|>yes<|end|>").text("yes"),
+    harmony("<|start|><|channel|>analysis<|message|>why<|end|><|channel|>final<|message|>yes<|end|>").reasoning("why").text("yes"),
+    // A channel that is not known is text; SGLang waits for another.
+    harmony("<|channel|>unknown<|message|>some words<|end|>").text("some words"),
+    // Text between the ends of messages is text, where SGLang takes it for a call.
+    harmony("<|start|><|channel|>analysis<|message|>why<|end|><|call|>words<|return|><|channel|>final<|message|>yes<|end|>")
+        .reasoning("why")
+        .text("words\nyes"),
+    harmony("<|channel|>analysis to=functions.f<|message|>{\"x\": 1}").calls(&[("f", "{\"x\": 1}")]),
+    harmony("<|channel|>analysis<|message|>I edit.<|end|><|start|>assistant<|channel|>commentary to=functions.edit <|constrain|>json<|message|>{\"old\": \"if (a < b - 1) {\", \"all\": false}")
+        .reasoning("I edit.")
+        .calls(&[("edit", "{\"old\": \"if (a < b - 1) {\", \"all\": false}")]),
+    harmony("<|channel|>analysis<|message|>I write it.<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>{\"amount\": 123.45}")
+        .reasoning("I write it.")
+        .text("{\"amount\": 123.45}"),
+    // Tools that were not offered; llama.cpp drops what is said to them.
+    harmony("<|channel|>analysis<|message|>I run it.<|end|><|start|>assistant to=container.exec<|channel|>commentary<|message|>echo hey")
+        .reasoning("I run it.\necho hey"),
+    harmony("<|channel|>commentary to=browser <|constrain|>code<|message|>open(1)").reasoning("open(1)"),
+    // A header that is begun twice is what its last channel says.
+    harmony("<|channel|>commentary to=assistant<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>yes")
+        .reasoning("why")
+        .text("yes"),
+    harmony("<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary to=assistant<|channel|>final<|message|>yes")
+        .reasoning("why")
+        .text("yes"),
+    harmony("<|channel|>final to=user<|message|>yes").text("yes"),
     // What the model takes for a result that it has got is its own thought; for SGLang it is text.
     harmony("<|start|>functions.weather to=assistant<|message|>{\"sunny\": true}<|end|>").reasoning("{\"sunny\": true}"),
     harmony("<|channel|>analysis<|message|><|end|>"),
@@ -188,6 +223,20 @@ const PYTHONIC: &[Case] = &[
     pythonic("[]").text("[]"),
     pythonic("<|python_start|>print(1)").text("<|python_start|>print(1)"),
     pythonic("Then f(x=1)").text("Then f(x=1)"),
+    // SGLang's `test_function_call_parser.py` and `test_pythonic_detector.py`: calls begin an answer, where SGLang takes lists of
+    // them anywhere.
+    pythonic("Here it is: [f(x='Oslo')]").text("Here it is: [f(x='Oslo')]"),
+    pythonic("[f(x='Oslo')] Here is the sky:").text("Here is the sky:").calls(&[("f", "{\"x\": \"Oslo\"}")]),
+    pythonic("[f(x='Oslo')] and [g(y='tea')]").text("and [g(y='tea')]").calls(&[("f", "{\"x\": \"Oslo\"}")]),
+    pythonic("<|python_start|>[f(x='Mars', l=[1, 2, 3])]<|python_end|> So.").text("So.").calls(&[("f", "{\"x\": \"Mars\", \"l\": [1, 2, 3]}")]),
+    pythonic("[f(x='Oslo', l=[10, 20]), g(q='t', o={'k': [1, 2], 'n': {'a': 'b'}})]")
+        .calls(&[("f", "{\"x\": \"Oslo\", \"l\": [10, 20]}"), ("g", "{\"q\": \"t\", \"o\": {\"k\": [1, 2], \"n\": {\"a\": \"b\"}}}")]),
+    pythonic("[f(q=\"\\d+\", from=1, n=+7)]").calls(&[("f", "{\"q\": \"\\\\d+\", \"from\": 1, \"n\": 7}")]),
+    pythonic("[f(q='one\ntwo')]").calls(&[("f", "{\"q\": \"one\\ntwo\"}")]),
+    pythonic("[f(q='what\\'s it?', p='a]b')]").calls(&[("f", "{\"q\": \"what's it?\", \"p\": \"a]b\"}")]),
+    // Arguments without names and values without a text are no call that is complete.
+    pythonic("[f('Oslo')]").text("]").calls(&[("f", "{")]).cut(),
+    pythonic("[f(x=)]").text("]").calls(&[("f", "{\"x\": ")]).cut(),
 ];
 
 /// vLLM's `test_gemma4_tool_parser.py`.
@@ -231,7 +280,17 @@ const GEMMA4: &[Case] = &[
     // Its line break is some of the marker, which llama.cpp does without.
     gemma4("<|channel>thought<channel|>At once.").text("<|channel>thought<channel|>At once."),
     gemma4("<|channel>thought\nWhy?<channel|><|tool_call>call:f{x:1}<tool_call|>").reasoning("Why?").calls(&[("f", "{\"x\": 1}")]),
+    gemma4("<|tool_call>call:f{at:<|\"|>New York<|\"|>,l:[1, 2, {k:<|\"|>v<|\"|>}],url:<|\"|>http://a.b<|\"|>}<tool_call|>")
+        .calls(&[("f", "{\"at\": \"New York\", \"l\": [1, 2, {\"k\": \"v\"}], \"url\": \"http://a.b\"}")]),
+    // Text between two calls is text, which SGLang drops when it does not stream.
+    gemma4("Hi! <|tool_call>call:f{x:<|\"|>a<|\"|>}<tool_call|> I see too <|tool_call>call:g{y:<|\"|>b<|\"|>}<tool_call|>")
+        .text("Hi! I see too")
+        .calls(&[("f", "{\"x\": \"a\"}"), ("g", "{\"y\": \"b\"}")]),
+    gemma4("Some <|tool_call>call:f{x:<|\"|>Oslo<|\"|>}<tool_call|> after").text("Some after").calls(&[("f", "{\"x\": \"Oslo\"}")]),
+    gemma4("<|tool_call>call:f{   }<tool_call|>").calls(&[("f", "{}")]),
+    gemma4("<|channel>thought\nStill at it").reasoning("Still at it"),
     // A marker that is out of place is text, as it is spelled; llama.cpp drops it.
+    gemma4("<|channel><|channel>thought\n<channel|>So.").text("<|channel><|channel>thought\n<channel|>So."),
     gemma4("<|channel>thought\n<channel|>So.<channel|>").text("So.<channel|>"),
     gemma4("<|channel>thought\n<channel|>So.<|channel>thought\n<channel|>").text("So.<|channel>thought\n<channel|>"),
     // SGLang's `test_gemma4_detector_string_delimiters.py`: the marker that opens a text is missing. The grammar has it; a value
@@ -294,6 +353,7 @@ const FUNCTOOLS: &[Case] = &[
     functools("functools[] This is just text").text("functools[] This is just text"),
     functools("functools[ This is just text ]").text("functools[ This is just text ]"),
     functools("Use functools.partial").text("Use functools.partial"),
+    functools(" functools[{\"name\": \"f\", \"arguments\": {\"x\": 1}}]").calls(&[("f", "{\"x\": 1}")]),
 ];
 
 /// vLLM's `test_granite_tool_parser.py`: the spelling of 3.1.
@@ -342,6 +402,14 @@ const LLAMA: &[Case] = &[
     llama3("<|python_tag|>{\"name\": \"f\", \"arguments\": {\"x\": 1}};{\"name\": \"g\", \"arguments\": {}}")
         .text(";{\"name\": \"g\", \"arguments\": {}}")
         .calls(&[("f", "{\"x\": 1}")]),
+    llama3("<|python_tag|>{\"name\": \"f\", \"parameters\": {}}<|python_tag|>{\"name\": \"g\", \"parameters\": {}}")
+        .text("<|python_tag|>{\"name\": \"g\", \"parameters\": {}}")
+        .calls(&[("f", "{}")]),
+    llama3("{\"name\": \"f\", \"parameters\": {}} Some more words").text("Some more words").calls(&[("f", "{}")]),
+    // What is not closed goes on, where SGLang looks for the next object.
+    llama3("{\"name\": \"f\", \"parameters\": {{\"name\": \"f\", \"parameters\": {}}")
+        .calls(&[("f", "{{\"name\": \"f\", \"parameters\": {}}")])
+        .cut(),
     llama4("<|python_start|>{\"name\": \"a\", \"parameters\": {\"x\": 1}}<|python_end|>").calls(&[("a", "{\"x\": 1}")]),
     llama4("{\"name\": \"a\", \"parameters\": {}}").calls(&[("a", "{}")]),
     llama4("<|python_start|>{\"name\": \"a\", \"parameters\": {}}<|python_end").calls(&[("a", "{}")]).text("<|python_end"),

@@ -23,6 +23,10 @@ pub const CASES: &[Case] = &[
     v3("I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>send\n```json\n{\"text\": \"She said \\\"hi\\\"\", \"at\": \"C:\\\\Temp\\\\f\", \"n\": \"1\\n2\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>")
         .text("I look.")
         .calls(&[("send", "{\"text\": \"She said \\\"hi\\\"\", \"at\": \"C:\\\\Temp\\\\f\", \"n\": \"1\\n2\"}")]),
+    v3("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"x\": 1}```<｜tool▁call▁end｜><｜tool▁calls▁end｜>")
+        .calls(&[("f", "{\"x\": 1}")]),
+    v3("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"at\": \"Oslo\"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>sights\n```json\n{\"at\": \"Bonn\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>")
+        .calls(&[("weather", "{\"at\": \"Oslo\"}"), ("sights", "{\"at\": \"Bonn\"}")]),
     // An object that is not closed takes all that follows.
     v3("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"x\": 1\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>")
         .calls(&[("f", "{\"x\": 1\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>")])

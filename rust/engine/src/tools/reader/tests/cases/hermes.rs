@@ -57,6 +57,23 @@ pub const CASES: &[Case] = &[
     hermes("<tool_call> {\"name\": \"a\", \"arguments\": {}} </tool_call>why so <tool_call> {\"name\": \"b\", \"arguments\": {}} </tool_call>")
         .text("why so")
         .calls(&[("a", "{}"), ("b", "{}")]),
+    hermes("<tool_call>\n{\"name\": \"sky\", \"arguments\": {\"at\": \"Oslo\", \"in\": \"K\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"sky\", \"arguments\": {\"at\": \"Bonn\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"sky\", \"arguments\": {\"at\": \"杭州\"}}\n</tool_call>")
+        .calls(&[("sky", "{\"at\": \"Oslo\", \"in\": \"K\"}"), ("sky", "{\"at\": \"Bonn\"}"), ("sky", "{\"at\": \"杭州\"}")]),
+    hermes("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}</tool_call><tool_call>\n{\"name\": \"g\", \"arguments\": {\"x\": 1, \"y\": 2}}</tool_call>")
+        .calls(&[("f", "{\"x\": 1}"), ("g", "{\"x\": 1, \"y\": 2}")]),
+    hermes("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"ar").calls(&[("f", "{\"ar")]).cut(),
+    hermes("<think>I see</think>\n\nSo I ask.<tool_call>\n{\"name\": \"f\", \"arguments\": {}}</tool_call>")
+        .reasoning("I see")
+        .text("So I ask.")
+        .calls(&[("f", "{}")]),
+    // A name that no tool has; SGLang drops the call.
+    hermes("<tool_call>{\"name\": \"unheard_of\", \"arguments\": {}}</tool_call>").calls(&[("unheard_of", "{}")]),
+    // What begins like a marker, and is none.
+    hermes("</answer").text("</answer"),
+    hermes("<this is text").text("<this is text"),
+    hermes("</random>").text("</random>"),
+    hermes("<think>why so</").reasoning("why so</"),
+    hermes("<think>why </thin so</think>yes").reasoning("why </thin so").text("yes"),
     // A call within reasoning is a thought.
     hermes("<think>As <tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 2}}</tool_call> hm\n</think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}</tool_call>")
         .reasoning("As <tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 2}}</tool_call> hm\n")

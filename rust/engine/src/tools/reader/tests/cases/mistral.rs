@@ -35,6 +35,16 @@ pub const CASES: &[Case] = &[
     list("[TOOL_CALLS][1, 2]").text("[TOOL_CALLS][1, 2]"),
     // A call that is none behind one that is.
     list("[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}, \"junk\"]").text("\"junk\"]").calls(&[("f", "{}")]),
+    list("Sure. [TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"find\", \"arguments\": {\"q\": \"北京\"}}, {\"name\": \"f\", \"arguments\": {\"days\": 3}}]")
+        .text("Sure.")
+        .calls(&[("f", "{}"), ("find", "{\"q\": \"北京\"}"), ("f", "{\"days\": 3}")]),
+    list("[TOOL_CALLS] [{\"arguments\": {\"a\": 2.5}, \"name\": \"sum\"}, {\"arguments\":{\"place\": \"Oslo\"}, \"name\": \"weather\"}]")
+        .calls(&[("sum", "{\"a\": 2.5}"), ("weather", "{\"place\": \"Oslo\"}")]),
+    list("[TOOL_CALLS] [{\"name\":\"decide\", \"arguments\":{\"what\":\"\",\"why\":\"```\\nSee: [City] - [Sky]\\n```\"}}]")
+        .calls(&[("decide", "{\"what\":\"\",\"why\":\"```\\nSee: [City] - [Sky]\\n```\"}")]),
+    // With the id that templates write; `ids` tests what becomes of it.
+    list("[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"x\": 1}, \"id\": \"123456789\"}]").calls(&[("f", "{\"x\": 1}")]),
+    list("[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"x\": 1}, \"id\": \"12345").calls(&[("f", "{\"x\": 1}")]).cut(),
     named("No call at all").text("No call at all"),
     named("[TOOL_CALLS]weather[ARGS]{\"place\": \"Oslo\"}").calls(&[("weather", "{\"place\": \"Oslo\"}")]),
     named("Let me see. [TOOL_CALLS]weather[ARGS]{\"place\": \"Oslo\"}").text("Let me see.").calls(&[("weather", "{\"place\": \"Oslo\"}")]),
@@ -50,6 +60,15 @@ pub const CASES: &[Case] = &[
         .text("so{so")
         .calls(&[("shell", "{\"run\": \"echo(\\\"hey\\\")\\nre(r'{}')")])
         .cut(),
+    named("[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{\"x\": 1}").calls(&[("f", "{\"x\": 1}")]),
+    named("Yes.\n[TOOL_CALLS]f[CALL_ID]000000001[ARGS]{\"x\": 1}[TOOL_CALLS]g[CALL_ID]000000002[ARGS]{\"x\": 1, \"y\": 2}")
+        .text("Yes.")
+        .calls(&[("f", "{\"x\": 1}"), ("g", "{\"x\": 1, \"y\": 2}")]),
+    named("[TOOL_CALLS]f[CALL_ID]no id[ARGS]{}").calls(&[("f", "{}")]),
+    named("[TOOL_CALLS]f[CALL_ID]123456789{\"x\": 1}").calls(&[("f", "{\"x\": 1}")]),
+    named("[TOOL_CALLS]f[CALL_ID]1234").text("[TOOL_CALLS]f[CALL_ID]1234"),
+    named("[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{\"s\": \"[CALL_ID] [ARGS]").calls(&[("f", "{\"s\": \"[CALL_ID] [ARGS]")]).cut(),
+    named("<think>So.</think>Yes.[TOOL_CALLS]f[ARGS]{}").reasoning("So.").text("Yes.").calls(&[("f", "{}")]),
     // A name alone is no call; vLLM drops it.
     named("[TOOL_CALLS]a_name_alone").text("[TOOL_CALLS]a_name_alone"),
     // The older form in a vocabulary of the newer is text; SGLang takes both.

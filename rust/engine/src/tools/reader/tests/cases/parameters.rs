@@ -25,6 +25,12 @@ pub const QWEN: &[Case] = &[
         .calls(&[("typed", "{\"shape\": {\"w\": 10, \n \"h\": 20}, \"count\": 2}")]),
     qwen("<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>")
         .calls(&[("weather", "{\"city\": \"Oslo\"}"), ("weather", "{\"city\": \"Bonn\"}")]),
+    // Line breaks between markers are not needed.
+    qwen("I look.<tool_call><function=now></function></tool_call> <tool_call>\n\n<function=weather><parameter=city>Oslo</parameter></function> </tool_call>")
+        .text("I look.")
+        .calls(&[("now", "{}"), ("weather", "{\"city\": \"Oslo\"}")]),
+    qwen("<tool_call>\nno call</tool_call>").text("<tool_call>\nno call</tool_call>"),
+    qwen("<tool_call>\n<func").text("<tool_call>\n<func"),
     // By the schema: numbers, words and objects are JSON, texts are not.
     qwen("<tool_call>\n<function=typed>\n<parameter=count>\n42\n</parameter>\n<parameter=ratio>\n3.14\n</parameter>\n<parameter=on>\ntrue\n</parameter>\n<parameter=text>\nhello you\n</parameter>\n<parameter=shape>\n{\"k\": \"v\"}\n</parameter>\n</function>\n</tool_call>")
         .calls(&[("typed", "{\"count\": 42, \"ratio\": 3.14, \"on\": true, \"text\": \"hello you\", \"shape\": {\"k\": \"v\"}}")]),
@@ -57,6 +63,20 @@ pub const QWEN: &[Case] = &[
     qwen("<tool_call>\n<function=python><parameter=code>\n\n\n\n</parameter></function>\n</tool_call>").calls(&[("python", "{\"code\": \"\\n\\n\"}")]),
     qwen("<tool_call>\n<function=python><parameter=code>\n</parameter></function>\n</tool_call>").calls(&[("python", "{\"code\": \"\"}")]),
     qwen("<tool_call>\n<function=python><parameter=code></parameter></function>\n</tool_call>").calls(&[("python", "{\"code\": \"\"}")]),
+    qwen("<tool_call>\n<function=python>\n<parameter=code>SELECT * FROM t WHERE name = 'J \"D\"'</parameter>\n</function>\n</tool_call>")
+        .calls(&[("python", "{\"code\": \"SELECT * FROM t WHERE name = 'J \\\"D\\\"'\"}")]),
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\n\"f(\\\"a\\\");\"\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("python", "{\"code\": \"\\\"f(\\\\\\\"a\\\\\\\");\\\"\"}")]),
+    qwen("<tool_call>\n<function=typed>\n<parameter=maybe_list>\n[\n  {\"do\": \"tea\"},\n  [true, null]\n]\n</parameter>\n<parameter=count>\n-14\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("typed", "{\"maybe_list\": [\n  {\"do\": \"tea\"},\n  [true, null]\n], \"count\": -14}")]),
+    // The schema is put together of parts.
+    qwen("<tool_call><function=parts><parameter=kind>sent</parameter><parameter=payload>{\"value\": \"hello\"}</parameter><parameter=zip>10</parameter><parameter=to>7</parameter></function></tool_call>")
+        .calls(&[("parts", "{\"kind\": \"sent\", \"payload\": {\"value\": \"hello\"}, \"zip\": \"10\", \"to\": \"7\"}")]),
+    // By its type, not by what else the schema says of it; SGLang makes a text of an object that lacks a property.
+    qwen("<tool_call><function=parts><parameter=kind>other</parameter><parameter=payload>{\"x\": 1}</parameter></function></tool_call>")
+        .calls(&[("parts", "{\"kind\": \"other\", \"payload\": {\"x\": 1}}")]),
+    qwen("<tool_call><function=parts><parameter=payload>{no JSON</parameter><parameter=else>5</parameter></function></tool_call>")
+        .calls(&[("parts", "{\"payload\": \"{no JSON\", \"else\": 5}")]),
     // In the order in which they come.
     qwen("<tool_call>\n<function=weather><parameter=zip>1</parameter><parameter=city>Oslo</parameter></function>\n</tool_call>")
         .calls(&[("weather", "{\"zip\": \"1\", \"city\": \"Oslo\"}")]),
@@ -114,6 +134,24 @@ pub const GLM: &[Case] = &[
         .calls(&[("weather", "{\"city\": \"a<b & </think> <tool_call>\"}")]),
     glm("<tool_call>typed<arg_key>maybe_text</arg_key><arg_value>123 Main St</arg_value><arg_key>shape</arg_key><arg_value>{\"a\": {\"b\": true}}</arg_value></tool_call>")
         .calls(&[("typed", "{\"maybe_text\": \"123 Main St\", \"shape\": {\"a\": {\"b\": true}}}")]),
+    glm("<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>zip</arg_key>\n<arg_value>1</arg_value>\n</tool_call><tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n</tool_call>")
+        .calls(&[("weather", "{\"city\": \"Oslo\", \"zip\": \"1\"}"), ("weather", "{\"city\": \"Bonn\"}")]),
+    glm("<tool_call>todo<arg_key>all</arg_key><arg_value>[{\"id\": \"1\", \"do\": \"see C:\\\\Temp\\\\f and \\\\n\"}]</arg_value></tool_call>")
+        .calls(&[("todo", "{\"all\": [{\"id\": \"1\", \"do\": \"see C:\\\\Temp\\\\f and \\\\n\"}]}")]),
+    // Of a text, quotes are some, and digits with underscores. SGLang drops such quotes, and reads what is no JSON as Python;
+    // the grammar lets no such value come.
+    glm("<tool_call>weather<arg_key>city</arg_key><arg_value>\"\\C|\\.\"</arg_value><arg_key>zip</arg_key><arg_value>123_456</arg_value></tool_call>")
+        .calls(&[("weather", "{\"city\": \"\\\"\\\\C|\\\\.\\\"\", \"zip\": \"123_456\"}")]),
+    glm("<tool_call>typed<arg_key>shape</arg_key><arg_value>{'p': '\\d+'}</arg_value><arg_key>other</arg_key><arg_value>1_000.5</arg_value></tool_call>")
+        .calls(&[("typed", "{\"shape\": \"{'p': '\\\\d+'}\", \"other\": \"1_000.5\"}")]),
+    glm("<tool_call>todo<arg_key>all</arg_key><arg_value>[{\\\"id\\\": 1}]</arg_value></tool_call>")
+        .calls(&[("todo", "{\"all\": \"[{\\\\\\\"id\\\\\\\": 1}]\"}")]),
+    glm("<tool_call>parts<arg_key>kind</arg_key><arg_value>sent</arg_value><arg_key>payload</arg_key><arg_value>{\"value\": \"hello\"}</arg_value></tool_call>")
+        .calls(&[("parts", "{\"kind\": \"sent\", \"payload\": {\"value\": \"hello\"}}")]),
+    glm("<think>I read it.</think><tool_call>read_diff</tool_call>").reasoning("I read it.").calls(&[("read_diff", "{}")]),
+    glm("I do.<tool_call>nested<arg_key>tags</arg_key><arg_value>[\"alpha\", \"测试\"]</arg_value><arg_key>rows</arg_key><arg_value>[{\"id\": 1, \"o\": {\"on\": true}}]</arg_value></tool_call><tool_call>empty</tool_call>\nIt is done.")
+        .text("I do.\nIt is done.")
+        .calls(&[("nested", "{\"tags\": [\"alpha\", \"测试\"], \"rows\": [{\"id\": 1, \"o\": {\"on\": true}}]}"), ("empty", "{}")]),
     // A key that is not closed goes on to where its value begins.
     glm("<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>zip\n<arg_value>1</arg_value>\n</tool_call>")
         .calls(&[("weather", "{\"city\": \"Oslo\", \"zip\": \"1\"}")]),
