@@ -58,8 +58,7 @@ def folder(models: Path) -> list[Path]:
 
 
 def write_folder(made: Path, dtype: Any) -> Path:
-    """SmolLM2 as Hugging Face has it: config.json, a chat template, the tokenizer of the GGUF file, and its weights as NumPy's
-    `dtype`."""
+    """SmolLM2 as Hugging Face has it: config.json, a chat template, the GGUF file's tokenizer, and weights of NumPy's `dtype`."""
     if (made / "model.safetensors").exists():
         return made
     gguf = importlib.import_module("gguf")

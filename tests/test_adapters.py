@@ -251,6 +251,33 @@ def test_the_command_line_names_adapters(tmp_path: Path) -> None:
     assert "X-LoRA" in run("-i", "x-lora", "-m", LLAMA).stderr
 
 
+def test_the_older_form_goes_on_files_of_one_piece(tmp_path: Path) -> None:
+    order = tmp_path / "order.json"
+    order.write_text(json.dumps({"order": ["llama-attn"]}))
+    file, older = GOLDEN / "gguf" / "llama.gguf", GOLDEN / "containers" / "ggml" / "llama-q8_0.bin"
+    kept: dict[str, Any] = {"adapters_model_id": str(LORA), "order": str(order)}
+    of_gguf = Which.LoraGGUF(str(file), None, str(LORA), str(order), dtype=ModelDType.F32)
+    of_ggml = Which.LoraGGML(str(older), None, str(LORA), str(order), dtype=ModelDType.F32)
+    assert of_gguf == Which.GGUF(str(file), dtype=ModelDType.F32, **kept)
+    assert of_ggml == Which.GGML(str(older), dtype=ModelDType.F32, **kept)
+    case = golden("llama-attn")
+    for which in (of_gguf, of_ggml):
+        assert pickle.loads(pickle.dumps(which)) == which
+        with Runner(which=which, pa_gpu_mem=16, num_threads=1) as runner:
+            adapted = tokens(runner, case["prompt_ids"], adapter="llama-attn")
+            assert adapted != tokens(runner, case["prompt_ids"])
+            if which is of_gguf:
+                assert adapted == case["greedy_ids"][:16]
+            runner.load_lora_adapter("layers", LAYERS)
+    for selector, path in (("lora-gguf", file), ("lora-ggml", older)):
+        flags = ["--pa-gpu-mem", "16", "--pa-blk-size", "32", "-i", selector, "-m", str(path), "-a", str(LORA), "-o", str(order)]
+        chat = subprocess.run(
+            [COMMAND, *flags], input="/adapter llama-attn\nHello\n", capture_output=True, text=True, timeout=120
+        )
+        assert chat.returncode == 0, chat.stderr
+        assert chat.stdout
+
+
 def test_an_adapter_on_a_gguf_file() -> None:
     which = Which.GGUF(
         str(GOLDEN / "gguf" / "llama.gguf"),

@@ -290,7 +290,8 @@ impl Runner {
         let selection = Selection::of(which)?;
         let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
         let mtp = options::mtp(py, mtp_model, mtp_n_predict.as_ref(), token_source)?;
-        let speculation = mtp.as_ref().map(|(_, num_drafts)| options::speculation_by_head(None, None, *num_drafts)).transpose()?;
+        let speculation =
+            mtp.as_ref().map(|(_, num_drafts)| options::speculation_by_head(None, None, *num_drafts)).transpose()?;
         let config = EngineConfig {
             max_num_seqs: max_seqs,
             max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), None)?,

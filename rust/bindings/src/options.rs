@@ -8,8 +8,9 @@ use std::{
 };
 
 use engine::{
-    AdapterOptions, DEFAULT_MTP_DRAFTS, Device, DraftChoice, DraftModel, Importance, Isq, KvEventsConfig, KvTierConfig, MemoryGpuConfig, ModelSource,
-    MtpHead, PagedAttentionConfig, Policies, PromptLookup, Speculation, VisionOptions, cuda::CudaOptions,
+    AdapterOptions, DEFAULT_MTP_DRAFTS, Device, DraftChoice, DraftModel, Importance, Isq, KvEventsConfig, KvTierConfig,
+    MemoryGpuConfig, ModelSource, MtpHead, PagedAttentionConfig, Policies, PromptLookup, Speculation, VisionOptions,
+    cuda::CudaOptions,
 };
 use pyo3::{
     exceptions::{PyTypeError, PyUnicodeEncodeError},
@@ -308,7 +309,9 @@ pub fn speculation_by_head(
     num_drafts: usize,
 ) -> PyResult<Option<Speculation>> {
     if gamma.is_some() {
-        return Err(invalid("`speculative_gamma` is not of heads that predict further tokens: `mtp_n_predict` bounds their guesses"));
+        return Err(invalid(
+            "`speculative_gamma` is not of heads that predict further tokens: `mtp_n_predict` bounds their guesses",
+        ));
     }
     let choice = match name.map(|name| named_text("speculative", name)).transpose()?.as_deref() {
         None | Some("auto") => DraftChoice::Auto,

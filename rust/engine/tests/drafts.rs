@@ -3,8 +3,12 @@
 #![allow(missing_docs)]
 
 mod common;
+#[path = "common/gguf_writer.rs"]
+mod gguf_writer;
 #[path = "common/mtp.rs"]
 mod mtp;
+#[path = "common/mtp_gguf.rs"]
+mod mtp_gguf;
 
 use std::sync::{
     Arc, Mutex,
@@ -347,8 +351,11 @@ fn load(checkpoint: &mtp::Checkpoint, config: &EngineConfig) -> Engine {
 #[test]
 fn answers_are_the_same_with_drafts_of_a_head() {
     let int8 = PagedAttentionConfig { cache_type: PagedCacheType::Int8, ..pool_of(4000, 16) };
+    let dir = tempfile::tempdir().unwrap();
+    let kv_tier = Some(KvTierConfig::File { path: dir.path().to_owned(), max_bytes: 1 << 30 });
     let ways = [
         ("glm4-moe", "exact", exact()),
+        ("glm4-moe", "a tier", EngineConfig { kv_tier, paged_attention: pool_of(400, 8), ..exact() }),
         ("deepseek-v3", "exact", exact()),
         ("glm4-moe-lite", "fast", fast()),
         ("glm4-moe", "an int8 cache", EngineConfig { paged_attention: int8, ..exact() }),
@@ -373,6 +380,20 @@ fn answers_are_the_same_with_drafts_of_a_head() {
             assert!(drafts.accepted < drafts.tokens || drafts.tokens == 0, "{family}, {way}: a head that is always right");
         }
     }
+}
+
+#[test]
+fn the_head_of_a_gguf_file_guesses_what_that_of_its_folder_does() {
+    let checkpoint = mtp::checkpoint("glm4-moe", true);
+    let file = mtp_gguf::write(&checkpoint, "glm4-moe", "glm4moe");
+    let source = ModelSource::Gguf { files: vec![file], tokenizer_dir: None, tokenizer_json: None };
+    let config = by_head(DraftChoice::All, &exact());
+    let of_file = Engine::load(&source, &config, &|_| {}).unwrap();
+    let of_folder = load(&checkpoint, &config);
+    assert_eq!(ask(&of_file), ask(&of_folder));
+    let drafts = [&of_file, &of_folder].map(|engine| stats(engine).drafts);
+    assert_eq!((drafts[0].tokens, drafts[0].accepted), (drafts[1].tokens, drafts[1].accepted));
+    assert!(drafts[0].accepted > 5);
 }
 
 #[test]

@@ -7,10 +7,7 @@
 
 use device::{Linear, Norm, Phases, Projection, StepMetadata, Tensor};
 
-use super::{
-    config::{DecoderConfig, LayerConfig},
-    part::Weights,
-};
+use super::{config::DecoderConfig, part::Weights};
 use crate::{
     EngineError,
     weights::{Matrix, Role, WeightId, WeightSource},
@@ -86,6 +83,5 @@ pub(crate) fn head_config(model: &DecoderConfig, weights: Option<&WeightSource>)
             ));
         }
     }
-    let layers = vec![LayerConfig { ..last }];
-    Ok(DecoderConfig { layers, head_layer: Some(layer), ..model.clone() })
+    Ok(DecoderConfig { layers: vec![last], head_layer: Some(layer), ..model.clone() })
 }

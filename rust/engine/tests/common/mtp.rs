@@ -60,7 +60,9 @@ pub fn checkpoint(model: &str, has_weights: bool) -> Checkpoint {
         .collect();
     for (name, (_, values)) in &mut tensors {
         if name.contains("o_proj") || name.contains("down_proj") {
-            values.iter_mut().for_each(|value| *value *= 0.02);
+            for value in values.iter_mut() {
+                *value *= 0.02;
+            }
         }
     }
     let mut config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
@@ -205,7 +207,9 @@ impl<'a> Oracle<'a> {
         let latent = |name: &str, x: &[f64]| rms(x, self.tensor(&format!("{name}.weight")), 1e-6);
         let q = self.linear("self_attn.q_b_proj", &latent("self_attn.q_a_layernorm", &self.linear("self_attn.q_a_proj", x)));
         let mut q: Vec<Vec<f64>> = q.chunks_exact(nope + rope).map(<[f64]>::to_vec).collect();
-        q.iter_mut().for_each(|head| self.rotate(&mut head[nope..], rope, position, true));
+        for head in &mut q {
+            self.rotate(&mut head[nope..], rope, position, true);
+        }
         let mut down = self.linear("self_attn.kv_a_proj_with_mqa", x);
         self.rotate(&mut down[rank..], rope, position, true);
         let up = self.linear("self_attn.kv_b_proj", &latent("self_attn.kv_a_layernorm", &down[..rank]));

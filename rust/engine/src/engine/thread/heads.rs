@@ -98,12 +98,11 @@ impl Drafter {
             self.fill(&rows, batch, output, prompt_len);
             let mut before = |row: usize, out: &mut [f32]| {
                 let of: &PassRows = &rows[row];
-                match own.get(&of.index) {
-                    Some(state) => out.copy_from_slice(state),
-                    None => {
-                        let position = batch.step.positions[of.rows.start] as usize;
-                        states.write_before(output.rows[of.index].request_id, position, out);
-                    }
+                if let Some(state) = own.get(&of.index) {
+                    out.copy_from_slice(state);
+                } else {
+                    let position = batch.step.positions[of.rows.start] as usize;
+                    states.write_before(output.rows[of.index].request_id, position, out);
                 }
             };
             self.runner.execute_head(&self.token_ids, &mut before, &self.step)?;
