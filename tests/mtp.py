@@ -17,12 +17,7 @@ def checkpoint(name: str, folder: Path) -> str:
     config = json.loads((golden / "config.json").read_text())
     layers, hidden = config["num_hidden_layers"], config["hidden_size"]
     (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
-    data = (golden / "model.safetensors").read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    header.pop("__metadata__", None)
-    tensors = {name: (of["dtype"], of["shape"], slice(*of["data_offsets"])) for name, of in header.items()}
-    parts = {name: (dtype, shape, data[start:][place]) for name, (dtype, shape, place) in tensors.items()}
+    parts = read(golden / "model.safetensors")
     last, head = f"model.layers.{layers - 1}.", f"model.layers.{layers}."
     parts |= {name.replace(last, head): part for name, part in parts.items() if name.startswith(last)}
     one = b"\x80\x3f"
@@ -34,8 +29,17 @@ def checkpoint(name: str, folder: Path) -> str:
     return str(folder)
 
 
+def read(path: Path) -> dict[str, tuple[str, list[int], bytes]]:
+    """Type, shape and bytes of each tensor of a file of safetensors."""
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header.pop("__metadata__", None)
+    return {name: (of["dtype"], of["shape"], data[start:][slice(*of["data_offsets"])]) for name, of in header.items()}
+
+
 def save(parts: dict[str, tuple[str, list[int], bytes]], path: Path) -> None:
-    """Writes tensors as safetensors: type, shape and bytes of each."""
+    """Writes the same."""
     header, at = {}, 0
     for name, (dtype, shape, values) in parts.items():
         assert len(values) == math.prod(shape) * {"BF16": 2, "F32": 4}[dtype]

@@ -491,7 +491,8 @@ fn workspace_shape(
 /// What is kept of each request for a head to go on from: a hidden state of its last token, and of each draft.
 fn hidden_states_bytes(head: &DecoderConfig, config: &EngineConfig) -> u64 {
     let drafts = config.speculation.as_ref().and_then(|speculation| speculation.max_drafts).unwrap_or(DEFAULT_MTP_DRAFTS);
-    let states = config.max_num_seqs.saturating_mul(drafts.saturating_add(1));
+    // A request has no more outputs in a step.
+    let states = config.max_num_seqs.saturating_mul(drafts.saturating_add(1).min(max_logit_rows(config.max_num_seqs)));
     (states.saturating_mul(head.hidden_size) as u64).saturating_mul(size_of::<f32>() as u64)
 }
 
