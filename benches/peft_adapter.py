@@ -94,7 +94,7 @@ def greedy(torch: Any, model: Any, prompt: list[int], tokens: int) -> list[Row]:
 def ask(which: Which, adapter: str | None, prompts: list[list[int]], tokens: int) -> list[list[Row]]:
     """Ours, one after the other."""
     with Runner(which=which, pa_gpu_mem=512) as runner:
-        fields = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "logprobs": TOP}
+        fields: dict[str, Any] = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "logprobs": TOP}
         answers = []
         for prompt in prompts:
             request = CompletionRequest(prompt, "default", adapter=adapter, **fields)
@@ -130,7 +130,8 @@ def main() -> None:
         base = write_folder(place / "base", np.float32)
         adapter, merged = place / "adapter", place / "merged"
         prompts, expected = train(base, adapter, merged, options)
-        f32, adapters = {"dtype": ModelDType.F32}, [LoraAdapter("trained", str(adapter))]
+        f32: dict[str, Any] = {"dtype": ModelDType.F32}
+        adapters = [LoraAdapter("trained", str(adapter))]
         ways = {
             "merged": (Which.Plain(str(merged), **f32), None),
             "adapter": (Which.Lora(str(base), adapters, **f32), "trained"),
