@@ -116,7 +116,9 @@ fn answer(engine: &Engine, thread: &mut EngineThread, prompt: &[u32]) -> (Vec<u3
 /// Compares the guesses with the oracle's; `unknown`: positions whose hidden states the head was without. Says how many were right.
 fn check(checkpoint: &Checkpoint, (tokens, guesses): (&[u32], &[Guess]), unknown: &[usize]) -> usize {
     let mut states = hidden_states(checkpoint, tokens);
-    unknown.iter().for_each(|position| states[*position] = None);
+    for position in unknown {
+        states[*position] = None;
+    }
     let nothing = vec![None; states.len()];
     let (mut num_right, mut matters) = (0, false);
     for Guess { num_tokens, drafts } in guesses {
