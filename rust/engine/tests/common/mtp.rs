@@ -50,6 +50,11 @@ fn floats(view: &TensorView<'_>) -> Vec<f32> {
 
 /// The golden of that name with one head more; without its weights if it has none.
 pub fn checkpoint(model: &str, has_weights: bool) -> Checkpoint {
+    checkpoint_of(model, has_weights, 1.0)
+}
+
+/// The same, whose head takes so many times as much of the hidden states.
+pub fn checkpoint_of(model: &str, has_weights: bool, of_states: f32) -> Checkpoint {
     let golden = goldens::dir().join("text").join(model);
     let bytes = std::fs::read(golden.join("model.safetensors")).unwrap();
     let mut tensors: Tensors = SafeTensors::deserialize(&bytes)
@@ -68,7 +73,7 @@ pub fn checkpoint(model: &str, has_weights: bool) -> Checkpoint {
     let mut config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
     config["num_nextn_predict_layers"] = 1.into();
     if has_weights {
-        add_head(&mut tensors, &config);
+        add_head(&mut tensors, &config, of_states);
     }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(model);
@@ -91,7 +96,7 @@ fn save(tensors: &Tensors, path: &Path) {
 }
 
 /// A layer like the last, with other values, which mostly passes on the embedding and mixes some of the hidden state in.
-fn add_head(tensors: &mut Tensors, config: &Value) {
+fn add_head(tensors: &mut Tensors, config: &Value, of_states: f32) {
     let mut random = Random(7);
     let layers = config["num_hidden_layers"].as_u64().unwrap();
     let hidden = config["hidden_size"].as_u64().unwrap() as usize;
@@ -108,7 +113,11 @@ fn add_head(tensors: &mut Tensors, config: &Value) {
     }
     let mut both = random.values(2 * hidden * hidden, 0.03);
     for row in 0..hidden {
-        both[row * 2 * hidden + row] += 1.0;
+        let row_of_both = &mut both[row * 2 * hidden..][..2 * hidden];
+        row_of_both[row] += 1.0;
+        for value in &mut row_of_both[hidden..] {
+            *value *= of_states;
+        }
     }
     added.insert(format!("{head}eh_proj.weight"), (vec![hidden, 2 * hidden], both));
     tensors.extend(added);
