@@ -53,15 +53,19 @@ ROTATED = ("attn_q", "attn_k")
 
 
 def folder(models: Path) -> list[Path]:
-    """SmolLM2 as Hugging Face has it: config.json, a chat template, the tokenizer of the GGUF file, and bf16 weights."""
-    made = models / "SmolLM2-135M-Instruct-bf16"
+    """SmolLM2 in bf16."""
+    return [write_folder(models / "SmolLM2-135M-Instruct-bf16", importlib.import_module("ml_dtypes").bfloat16)]
+
+
+def write_folder(made: Path, dtype: Any) -> Path:
+    """SmolLM2 as Hugging Face has it: config.json, a chat template, the GGUF file's tokenizer, and weights of NumPy's `dtype`."""
     if (made / "model.safetensors").exists():
-        return [made]
-    gguf, bfloat16 = importlib.import_module("gguf"), importlib.import_module("ml_dtypes").bfloat16
+        return made
+    gguf = importlib.import_module("gguf")
     reader = gguf.GGUFReader(default_model())
     data = {name: field.contents() for name, field in reader.fields.items()}
     made.mkdir(parents=True, exist_ok=True)
-    config = hf_config(data)
+    config = {**hf_config(data), "torch_dtype": np.dtype(dtype).name}
     (made / "config.json").write_text(json.dumps(config, indent=2))
     (made / "tokenizer.json").write_text(json.dumps(hf_tokenizer(data), ensure_ascii=False))
     tokens = data["tokenizer.ggml.tokens"]
@@ -75,9 +79,9 @@ def folder(models: Path) -> list[Path]:
             heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
             rows = rows.reshape(heads, -1, 2, rows.shape[-1]).swapaxes(1, 2).reshape(rows.shape)
         layer = f"layers.{prefix[1]}." if prefix else ""
-        weights[f"model.{layer}{PARTS[part]}.weight"] = rows.astype(np.float32).astype(bfloat16)
+        weights[f"model.{layer}{PARTS[part]}.weight"] = rows.astype(np.float32).astype(dtype)
     importlib.import_module("safetensors.numpy").save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
-    return [made]
+    return made
 
 
 def w8a8(models: Path) -> list[Path]:
@@ -136,7 +140,6 @@ def hf_config(data: dict[str, Any]) -> dict[str, Any]:
         "bos_token_id": data["tokenizer.ggml.bos_token_id"],
         "eos_token_id": data["tokenizer.ggml.eos_token_id"],
         "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
     }
 
 

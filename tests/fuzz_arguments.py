@@ -54,7 +54,7 @@ RUNNER = [
     "max_num_batched_tokens", "device", "max_step_latency", "deterministic", "kv_tier_size", "cpu_tier", "num_threads",
     "kv_events_replay", "kv_events_topic",
     "admission", "victim", "fairness", "speculative", "speculative_gamma", "prompt_batchsize", "guaranteed", "cuda_graphs",
-    "attention_backend",
+    "attention_backend", "mtp_n_predict",
     "num_device_layers", "in_situ_quant", "mtp_model",
 ]  # fmt: skip
 PLAN = [

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mtp
 import pytest
 from conftest import GOLDEN
 from test_server import COMMAND, Server, serving
@@ -249,6 +250,42 @@ def test_the_command_line_names_adapters(tmp_path: Path) -> None:
     assert chat.returncode == 0, chat.stderr
     assert chat.stdout
     assert "X-LoRA" in run("-i", "x-lora", "-m", LLAMA).stderr
+
+
+def first_layer(adapter: str, folder: Path) -> None:
+    """Of an adapter what is of the first layer."""
+    folder.mkdir()
+    (folder / "adapter_config.json").write_bytes((LORA / adapter / "adapter_config.json").read_bytes())
+    parts = mtp.read(LORA / adapter / "adapter_model.safetensors")
+    mtp.save({name: part for name, part in parts.items() if ".layers.0." in name}, folder / "adapter_model.safetensors")
+
+
+def test_the_older_form_goes_on_files_of_one_piece(tmp_path: Path) -> None:
+    order = tmp_path / "order.json"
+    order.write_text(json.dumps({"order": ["llama-attn"]}))
+    # The older file has one layer.
+    first_layer("llama-attn", tmp_path / "llama-attn")
+    file, older = GOLDEN / "gguf" / "llama.gguf", GOLDEN / "containers" / "ggml" / "llama-gqa2-f16.bin"
+    f32: dict[str, Any] = {"dtype": ModelDType.F32}
+    of_gguf = Which.LoraGGUF(str(file), None, str(LORA), str(order), **f32)
+    of_ggml = Which.LoraGGML(str(older), None, str(tmp_path), str(order), gqa=2, **f32)
+    assert of_gguf == Which.GGUF(str(file), adapters_model_id=str(LORA), order=str(order), **f32)
+    assert of_ggml == Which.GGML(str(older), adapters_model_id=str(tmp_path), order=str(order), gqa=2, **f32)
+    case = golden("llama-attn")
+    for which, source in ((of_gguf, LORA), (of_ggml, tmp_path)):
+        assert pickle.loads(pickle.dumps(which)) == which
+        with Runner(which=which, pa_gpu_mem=16, num_threads=1) as runner:
+            adapted = tokens(runner, case["prompt_ids"], adapter="llama-attn")
+            assert adapted != tokens(runner, case["prompt_ids"])
+            assert which is of_ggml or adapted == case["greedy_ids"][:16]
+            runner.load_lora_adapter("again", source / "llama-attn")
+            assert tokens(runner, case["prompt_ids"], adapter="again") == adapted
+    for selector, path, source in (("lora-gguf", [file], LORA), ("lora-ggml", [older, "-g", 2], tmp_path)):
+        line = ["--pa-gpu-mem", 16, "--pa-blk-size", 32, "-i", selector, "-m", *path, "-a", source, "-o", order]
+        words = "/adapter llama-attn\nHello\n"
+        chat = subprocess.run([COMMAND, *map(str, line)], input=words, capture_output=True, text=True, timeout=120)
+        assert chat.returncode == 0, chat.stderr
+        assert chat.stdout
 
 
 def test_an_adapter_on_a_gguf_file() -> None:

@@ -216,7 +216,6 @@ def test_runner_types(options: dict[str, Any]) -> None:
     "options",
     [
         {"num_device_layers": ["0:10"]},
-        {"mtp_model": "x"},
         {"enable_search": True},
         {"tool_callbacks": {}},
     ],
@@ -230,9 +229,7 @@ def test_later_runner_arguments_say_so(options: dict[str, Any]) -> None:
     ("kind", "arguments", "options"),
     [
         ("XLora", ("adapters", "order"), {"tgt_non_granular_index": 1, "write_uqff": "x", "hf_cache_path": "x"}),
-        ("LoraGGUF", ("model", "file", "adapters", "order"), {}),
         ("XLoraGGUF", ("model", "file", "adapters", "order"), {"tgt_non_granular_index": 1}),
-        ("LoraGGML", ("model", "file", "adapters", "order"), {}),
         ("XLoraGGML", ("model", "file", "adapters", "order"), {}),
         ("DiffusionPlain", ("model", DiffusionArchitecture.Flux), {}),
         ("Speech", ("model", SpeechLoaderType.Dia), {"dac_model_id": "x"}),

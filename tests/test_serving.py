@@ -96,7 +96,7 @@ def test_policies_are_chosen_by_name() -> None:
         ("admission", "watermark, reserved, optimistic"),
         ("victim", "least_cost, newest"),
         ("fairness", "priority, fcfs, drr"),
-        ("speculative", '"off", "auto", "prompt_lookup" or "draft_model"'),
+        ("speculative", '"off", "auto", "prompt_lookup", "draft_model" or "mtp"'),
     ]:
         with pytest.raises(InvalidArgumentError, match=f"`{argument}`.*{works}"):
             Runner(which=text_model("llama"), **{argument: "best"})

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import mtp
 import pytest
 from conftest import GOLDEN, complete, text_model, tokens
 from test_server import COMMAND, serving
@@ -98,7 +99,7 @@ def test_a_request_guesses_no_more_tokens_in_a_step_than_gamma() -> None:
 
 def test_what_cannot_be_honoured_is_refused() -> None:
     for options, words in (
-        ({"speculative": "eagle"}, '`speculative` is "eagle".*"off", "auto", "prompt_lookup" or "draft_model"'),
+        ({"speculative": "eagle"}, '`speculative` is "eagle".*"off", "auto", "prompt_lookup", "draft_model" or "mtp"'),
         ({"speculative_gamma": 4}, "`speculative_gamma`.*speculative=.auto."),
         ({"speculative": "off", "speculative_gamma": 4}, "`speculative_gamma`"),
         ({"speculative": "auto", "speculative_gamma": 0}, "`speculative_gamma`"),
@@ -107,6 +108,60 @@ def test_what_cannot_be_honoured_is_refused() -> None:
             load(**options)
     with pytest.raises(NotImplementedError, match=r"lfm2.*states cannot go back"):
         Runner(which=text_model("lfm2"), pa_gpu_mem=16, speculative="auto")
+
+
+def test_a_head_of_the_model_changes_no_token(tmp_path: Path) -> None:
+    plain, model = text_model("glm4-moe"), mtp.checkpoint("glm4-moe", tmp_path / "model")
+    with Runner(which=plain, pa_gpu_mem=16, num_threads=1) as runner:
+        expected, guessed, _ = answers(runner)
+        assert guessed == 0
+        without = runner.memory_ledger()
+    own, other = Which.Plain(model, dtype=ModelDType.F32), {"mtp_model": model}
+    for which, options, most in (
+        (own, {"mtp_n_predict": 3, "speculative": "mtp"}, 3),
+        (own, {"mtp_n_predict": 1}, 1),
+        (plain, {**other, "speculative": "mtp"}, 2),
+    ):
+        with Runner(which=which, pa_gpu_mem=16, num_threads=1, **options) as runner:
+            said, guessed, right = answers(runner)
+            stats, ledger = runner.kv_cache_stats(), runner.memory_ledger()
+        assert said == expected, options
+        assert guessed > 0 or "speculative" not in options
+        assert sum(stats["accepted_draft_tokens_at"]) == right
+        assert stats["accepted_draft_tokens_at"][most:] == [0] * (16 - most)
+        assert ledger.weights_bytes > without.weights_bytes
+        drafts = {key: value for key, value in options.items() if key != "speculative"}
+        assert Runner.memory_plan(which, pa_gpu_mem=16, **drafts).weights_bytes == ledger.weights_bytes
+
+
+def test_what_does_not_go_with_a_head_is_named(tmp_path: Path) -> None:
+    model = mtp.checkpoint("glm4-moe", tmp_path / "model")
+    own = Which.Plain(model, dtype=ModelDType.F32)
+    for which, options, error, words in (
+        (own, {"mtp_n_predict": 0}, InvalidArgumentError, "mtp_n_predict"),
+        (own, {"mtp_n_predict": 2, "speculative_gamma": 2}, InvalidArgumentError, "speculative_gamma.*mtp_n_predict"),
+        (own, {"mtp_n_predict": 2, "speculative": "prompt_lookup"}, InvalidArgumentError, '"auto" or "mtp"'),
+        (own, {"speculative": "mtp"}, InvalidArgumentError, "mtp_n_predict"),
+        (own, {"mtp_n_predict": 2, "no_kv_cache": True}, InvalidArgumentError, "no_kv_cache"),
+        (own, {"mtp_n_predict": 2, "which_draft": text_model("llama")}, InvalidArgumentError, "leave one out"),
+        (own, {"mtp_model": "/nowhere/at/all"}, ValueError, "does not exist"),
+        (own, {"mtp_model": LLAMA}, NotImplementedError, "this llama has no heads"),
+        (own, {"mtp_model": 3}, TypeError, "mtp_model"),
+        (text_model("llama"), {"mtp_n_predict": 2}, NotImplementedError, "this llama has no heads.*which_draft"),
+        (text_model("qwen3-next"), {"mtp_n_predict": 2}, NotImplementedError, "qwen3_next, whose states cannot go back"),
+    ):
+        with pytest.raises(error, match=words):
+            Runner(which=which, pa_gpu_mem=16, **options)
+
+
+def test_the_command_line_has_a_head_guess(tmp_path: Path) -> None:
+    model = mtp.checkpoint("glm4-moe", tmp_path / "model")
+    with serving("--dtype", "f32", "--mtp", "--speculative", "mtp", model=model) as server:
+        server.complete(prompt=REPEATING[0], max_tokens=40, ignore_eos=True)
+        assert server.metric("vllm:spec_decode_num_draft_tokens_total") > 20
+    command = [str(COMMAND), "run", "-m", model, "--mtp", "--mtp-model", model, "-i", "Hello"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "--mtp-model" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_server_tells_of_guesses() -> None:

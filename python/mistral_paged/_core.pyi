@@ -459,6 +459,8 @@ class Which:
             matformer_slice_name: Any = None,
             encoder_cache_memory_bytes: int | None = None,
             auto_map_params: Any = None,
+            adapters_model_id: str | None = None,
+            order: str | None = None,
         ) -> Self: ...
         @property
         def quantized_model_id(self) -> str: ...
@@ -504,6 +506,10 @@ class Which:
         def encoder_cache_memory_bytes(self) -> int | None: ...
         @property
         def auto_map_params(self) -> Any: ...
+        @property
+        def adapters_model_id(self) -> str | None: ...
+        @property
+        def order(self) -> str | None: ...
 
     @final
     class GGML(Which):
@@ -519,6 +525,12 @@ class Which:
             dtype: ModelDType = ...,
             *,
             hf_cache_path: str | None = None,
+            adapters: AnySequence[LoraAdapter] | None = None,
+            max_adapters: int | None = None,
+            max_rank: int | None = None,
+            max_bytes: int | None = None,
+            adapters_model_id: str | None = None,
+            order: str | None = None,
         ) -> Self: ...
         @property
         def quantized_model_id(self) -> str: ...
@@ -536,16 +548,47 @@ class Which:
         def dtype(self) -> ModelDType: ...
         @property
         def hf_cache_path(self) -> str | None: ...
+        @property
+        def adapters(self) -> AnySequence[LoraAdapter] | None: ...
+        @property
+        def max_adapters(self) -> int | None: ...
+        @property
+        def max_rank(self) -> int | None: ...
+        @property
+        def max_bytes(self) -> int | None: ...
+        @property
+        def adapters_model_id(self) -> str | None: ...
+        @property
+        def order(self) -> str | None: ...
+
+    @staticmethod
+    def LoraGGUF(
+        quantized_model_id: str,
+        quantized_filename: str | list[str] | None,
+        adapters_model_id: str,
+        order: str,
+        tok_model_id: str | None = None,
+        topology: Any = None,
+        dtype: ModelDType = ...,
+    ) -> Which.GGUF: ...
+    @staticmethod
+    def LoraGGML(
+        quantized_model_id: str,
+        quantized_filename: str | None,
+        adapters_model_id: str,
+        order: str,
+        tok_model_id: str | None = None,
+        tokenizer_json: str | None = None,
+        gqa: int = ...,
+        topology: Any = None,
+        dtype: ModelDType = ...,
+    ) -> Which.GGML: ...
 
     # Not supported yet: these raise NotImplementedError.
     @staticmethod
     def XLora(*args: Any, **kwargs: Any) -> Which: ...
     @staticmethod
-    def LoraGGUF(*args: Any, **kwargs: Any) -> Which: ...
-    @staticmethod
     def XLoraGGUF(*args: Any, **kwargs: Any) -> Which: ...
-    @staticmethod
-    def LoraGGML(*args: Any, **kwargs: Any) -> Which: ...
     @staticmethod
     def XLoraGGML(*args: Any, **kwargs: Any) -> Which: ...
     @staticmethod
@@ -1542,8 +1585,8 @@ class Runner:
         which_draft: Which | None = None,
         speculative: str | None = None,
         speculative_gamma: int | None = None,
-        mtp_model: Any = None,
-        mtp_n_predict: Any = None,
+        mtp_model: str | None = None,
+        mtp_n_predict: int | None = None,
         enable_search: bool = False,
         search_embedding_model: Any = None,
         search_callback: Any = None,
@@ -1575,6 +1618,8 @@ class Runner:
         num_threads: int | None = None,
         in_situ_quant: str | None = None,
         which_draft: Which | None = None,
+        mtp_model: str | None = None,
+        mtp_n_predict: int | None = None,
         state_snapshot_mb: int | None = None,
     ) -> MemoryPlan: ...
     def memory_ledger(self) -> MemoryPlan: ...

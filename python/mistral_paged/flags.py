@@ -238,7 +238,6 @@ LOGGING = (
 
 LATER_WEIGHTS = "load a quantised GGUF file with -f"
 NO_XLORA = "X-LoRA mixes its adapters by a second pass of each token; load them with --lora, one a request"
-LATER_MTP = "heads that predict several tokens are not computed; use --speculative auto"
 LATER_MEDIA = "this version takes text and images only"
 LATER_TOOLS = "this server runs no tools"
 
@@ -336,15 +335,15 @@ RUNTIME = (
     Flag(
         ("--speculative",),
         "guess later tokens from what was said before: off, auto (where it pays) or prompt_lookup (always); with --draft-model "
-        "auto unless given, or draft_model (always)",
+        "auto unless given, or draft_model (always); with --mtp auto unless given, or mtp (always)",
         "NAME",
-        choices=("off", "auto", "prompt_lookup", "draft_model"),
+        choices=("off", "auto", "prompt_lookup", "draft_model", "mtp"),
     ),
     Flag(("--draft-model",), "a smaller model of the same vocabulary that guesses: a folder, a GGUF file or a hub id", "MODEL"),
     Flag(("--speculative-gamma",), "tokens guessed at once at most", "N", int),
-    Flag(("--mtp",), "speculation", planned=LATER_MTP),
-    Flag(("--mtp-model",), "draft model", "MODEL", planned=LATER_MTP),
-    Flag(("--mtp-n-predict",), "drafts a step", "N", planned=LATER_MTP),
+    Flag(("--mtp",), "a head of the model that predicts further tokens guesses", conflicts=("--mtp-model",)),
+    Flag(("--mtp-model",), "the same of a folder, a GGUF file or a hub id that has the model's head", "MODEL"),
+    Flag(("--mtp-n-predict",), "tokens that the head guesses at once at most; unless given, 2", "N", int),
     Flag(("--enable-search",), "web search", planned=LATER_TOOLS),
     Flag(("--agent", "--agentic"), "agent", planned=LATER_TOOLS),
     Flag(("--mcp-config",), "MCP servers", "FILE", planned=LATER_TOOLS),

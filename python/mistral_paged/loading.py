@@ -12,6 +12,9 @@ from mistral_paged.default_model import default_model
 from mistral_paged.flags import ARCHITECTURES, CACHE_TYPES, DTYPES, EMBEDDING_ARCHITECTURES, GRAPHS, MULTIMODAL_ARCHITECTURES
 from mistral_paged.hub import find_local
 
+MTP_DRAFTS = 2
+"""What a head guesses unless it is said how much; `Runner` has the same for `mtp_model`."""
+
 
 def load(options: argparse.Namespace) -> Runner:
     """The runner that the arguments ask for, with a progress bar on a terminal."""
@@ -45,6 +48,8 @@ def load(options: argparse.Namespace) -> Runner:
             speculative=options.speculative,
             speculative_gamma=options.speculative_gamma,
             which_draft=draft_model(options.draft_model),
+            mtp_model=options.mtp_model,
+            mtp_n_predict=MTP_DRAFTS if options.mtp and options.mtp_n_predict is None else options.mtp_n_predict,
             load_progress=bar.update,
             kv_tier=options.kv_tier,
             kv_tier_size=options.kv_tier_size,
@@ -83,7 +88,7 @@ def select(options: argparse.Namespace) -> Which:
     if options.pooling is not None:
         raise ValueError("--pooling is about embeddings: `serve embedding` makes them")
     if is_ggml(find_local(model), options.quantized_file):
-        return select_ggml(model, options, lora is not None)
+        return select_ggml(model, options, lora or {})
     if options.gqa is not None:
         raise ValueError("--gqa goes with a GGML file; other files say it themselves")
     if options.quantized_file is None and not has_gguf(find_local(model)):
@@ -117,12 +122,10 @@ def gguf(options: argparse.Namespace, model: str, dtype: ModelDType, **others: A
     )
 
 
-def select_ggml(model: str, options: argparse.Namespace, has_adapters: bool) -> Which:
+def select_ggml(model: str, options: argparse.Namespace, lora: dict[str, Any]) -> Which:
     """A file from before GGUF."""
     if options.arch is not None:
         raise ValueError("--arch does not go with a GGML file, which is of Llama")
-    if has_adapters:
-        raise ValueError("adapters (--lora, --enable-lora, --legacy-lora) do not go with a GGML file")
     return Which.GGML(
         model,
         options.quantized_file,
@@ -131,6 +134,7 @@ def select_ggml(model: str, options: argparse.Namespace, has_adapters: bool) -> 
         gqa=1 if options.gqa is None else options.gqa,
         dtype=DTYPES[options.dtype],
         hf_cache_path=options.hf_cache,
+        **lora,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mistral_paged.flags import LATER_MEDIA, LATER_TOOLS, LATER_WEIGHTS, NO_XLORA, Usage
+from mistral_paged.flags import LATER_MEDIA, LATER_TOOLS, NO_XLORA, Usage
 
 SWITCH = None
 
@@ -84,7 +84,14 @@ SELECTORS: dict[str, dict[tuple[str, ...], tuple[str | None, Meaning]] | str] = 
         ("--topology",): ("FILE", "leave it out"),
         **ADAPTERS,
     },
-    "lora-ggml": LATER_WEIGHTS,
+    "lora-ggml": {
+        ("-m", "--quantized-model-id"): ("MODEL", ("--model-id",)),
+        ("-f", "--quantized-filename"): ("FILE", ("--quantized-file",)),
+        ("-t", "--tok-model-id"): ("MODEL", ("--tok-model-id",)),
+        ("-g", "--gqa"): ("N", ("--gqa",)),
+        ("--topology",): ("FILE", "leave it out"),
+        **ADAPTERS,
+    },
     "x-lora": NO_XLORA,
     "x-lora-gguf": NO_XLORA,
     "x-lora-ggml": NO_XLORA,

@@ -11,11 +11,13 @@ use pyo3::{
 };
 
 use crate::{
-    arguments::{Integer, at_least},
+    arguments::{Gqa, Integer, QuantizedFilename, QuantizedModelId, TokModelId, TokenizerJson, at_least},
     detach::enter,
+    enums::ModelDType,
     exceptions::{invalid, raise},
     fields::record,
     runner::Runner,
+    which::Which,
 };
 
 record! {
@@ -141,6 +143,89 @@ impl AdapterFields {
         let names = ["adapters", "max_adapters", "max_rank", "max_bytes", "adapters_model_id"];
         let is_given = names.iter().map(|name| Ok(field(name)?.is_some())).collect::<PyResult<Vec<_>>>()?;
         Ok(is_given.contains(&true).then_some(Self { adapters, ordered, limits }))
+    }
+}
+
+#[pymethods]
+#[allow(non_snake_case, reason = "constructors in all but name")]
+#[allow(clippy::too_many_arguments, reason = "mirrors a documented signature")]
+impl Which {
+    /// A GGUF file with adapters, in the older form: `Which.GGUF` with `adapters_model_id`, a folder or hub id with a folder an
+    /// adapter, which the list "order" in the JSON file `order` names. What it gives is a `Which.GGUF`.
+    #[staticmethod]
+    #[pyo3(signature = (
+        quantized_model_id, quantized_filename, adapters_model_id, order, tok_model_id=None, topology=None, dtype=ModelDType::Auto
+    ))]
+    fn LoraGGUF(
+        quantized_model_id: QuantizedModelId,
+        quantized_filename: Option<QuantizedFilename>,
+        adapters_model_id: Py<PyAny>,
+        order: Py<PyAny>,
+        tok_model_id: Option<TokModelId>,
+        topology: Option<Py<PyAny>>,
+        dtype: ModelDType,
+    ) -> Self {
+        Self::GGUF {
+            quantized_model_id,
+            quantized_filename,
+            tok_model_id,
+            topology,
+            dtype,
+            tokenizer_json: None,
+            mmproj_filename: None,
+            organization: None,
+            write_uqff: None,
+            from_uqff: None,
+            imatrix: None,
+            calibration_file: None,
+            max_edge: None,
+            adapters: None,
+            max_adapters: None,
+            max_rank: None,
+            max_bytes: None,
+            hf_cache_path: None,
+            matformer_config_path: None,
+            matformer_slice_name: None,
+            encoder_cache_memory_bytes: None,
+            auto_map_params: None,
+            adapters_model_id: Some(adapters_model_id),
+            order: Some(order),
+        }
+    }
+
+    /// The same with a file from before GGUF: a `Which.GGML`.
+    #[staticmethod]
+    #[pyo3(signature = (
+        quantized_model_id, quantized_filename, adapters_model_id, order, tok_model_id=None, tokenizer_json=None, gqa=Gqa(1),
+        topology=None, dtype=ModelDType::Auto
+    ))]
+    fn LoraGGML(
+        quantized_model_id: QuantizedModelId,
+        quantized_filename: Option<QuantizedFilename>,
+        adapters_model_id: Py<PyAny>,
+        order: Py<PyAny>,
+        tok_model_id: Option<TokModelId>,
+        tokenizer_json: Option<TokenizerJson>,
+        gqa: Gqa,
+        topology: Option<Py<PyAny>>,
+        dtype: ModelDType,
+    ) -> Self {
+        Self::GGML {
+            quantized_model_id,
+            quantized_filename,
+            tok_model_id,
+            tokenizer_json,
+            gqa,
+            topology,
+            dtype,
+            hf_cache_path: None,
+            adapters: None,
+            max_adapters: None,
+            max_rank: None,
+            max_bytes: None,
+            adapters_model_id: Some(adapters_model_id),
+            order: Some(order),
+        }
     }
 }
 

@@ -8,8 +8,9 @@ use std::{
 };
 
 use engine::{
-    AdapterOptions, Device, DraftChoice, DraftModel, Importance, Isq, KvEventsConfig, KvTierConfig, MemoryGpuConfig, ModelSource,
-    PagedAttentionConfig, Policies, PromptLookup, Speculation, VisionOptions, cuda::CudaOptions,
+    AdapterOptions, DEFAULT_MTP_DRAFTS, Device, DraftChoice, DraftModel, Importance, Isq, KvEventsConfig, KvTierConfig,
+    MemoryGpuConfig, ModelSource, MtpHead, PagedAttentionConfig, Policies, PromptLookup, Speculation, VisionOptions,
+    cuda::CudaOptions,
 };
 use pyo3::{
     exceptions::{PyTypeError, PyUnicodeEncodeError},
@@ -273,13 +274,56 @@ pub fn speculation(
         Some("draft_model") => {
             return Err(invalid("`speculative` is \"draft_model\": name the model with `which_draft` (--draft-model)"));
         }
+        Some("mtp") => {
+            return Err(invalid("`speculative` is \"mtp\": say with `mtp_n_predict` (--mtp) that a head of the model guesses"));
+        }
         Some(other) => {
             return Err(invalid(format!(
-                "`speculative` is {other:?}; it must be \"off\", \"auto\", \"prompt_lookup\" or \"draft_model\""
+                "`speculative` is {other:?}; it must be \"off\", \"auto\", \"prompt_lookup\", \"draft_model\" or \"mtp\""
             )));
         }
     };
     Ok(Some(Speculation { max_drafts: max_drafts.or(speculation.max_drafts), ..speculation }))
+}
+
+/// The head that predicts further tokens, after downloading it when it is on the hub, and how many it is to guess.
+pub fn mtp(
+    py: Python<'_>,
+    model: Option<&Bound<'_, PyString>>,
+    num_drafts: Option<&Integer>,
+    token_source: &str,
+) -> PyResult<Option<(MtpHead, usize)>> {
+    let num_drafts = at_least_if_given("mtp_n_predict", num_drafts, 1)?;
+    if model.is_none() && num_drafts.is_none() {
+        return Ok(None);
+    }
+    let model = model.map(|model| named_text("mtp_model", model)).transpose()?;
+    let source = model.map(|model| resolve(py, &Selection::of_text(&model), token_source)).transpose()?;
+    Ok(Some((MtpHead { source }, num_drafts.unwrap_or(DEFAULT_MTP_DRAFTS))))
+}
+
+/// How the drafts of a head are chosen, of so many at most.
+pub fn speculation_by_head(
+    name: Option<&Bound<'_, PyString>>,
+    gamma: Option<&Integer>,
+    num_drafts: usize,
+) -> PyResult<Option<Speculation>> {
+    if gamma.is_some() {
+        return Err(invalid(
+            "`speculative_gamma` is not of heads that predict further tokens: `mtp_n_predict` bounds their guesses",
+        ));
+    }
+    let choice = match name.map(|name| named_text("speculative", name)).transpose()?.as_deref() {
+        None | Some("auto") => DraftChoice::Auto,
+        Some("mtp") => DraftChoice::All,
+        Some(other) => {
+            return Err(invalid(format!(
+                "`speculative` is {other:?}, and `mtp_model` or `mtp_n_predict` asks for a head that guesses: it must be \"auto\" or \
+                 \"mtp\", or leave out one of the two"
+            )));
+        }
+    };
+    Ok(Some(Speculation { max_drafts: Some(num_drafts), ..Speculation::by_model(choice) }))
 }
 
 /// The draft model of a model with this dtype, after downloading it when it is on the hub.

@@ -57,9 +57,7 @@ macro_rules! planned_models {
 
 planned_models! {
     XLora
-    LoraGGUF
     XLoraGGUF
-    LoraGGML
     XLoraGGML
     DiffusionPlain
     Speech

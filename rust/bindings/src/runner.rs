@@ -88,6 +88,10 @@ use crate::{
 ///   unless given, "prompt_lookup" and a draft model guess 8, and "auto" without one as many as pay.
 /// - `which_draft`: a smaller model of the same vocabulary that guesses instead, a `Which.Plain`, `Which.GGUF` or `Which.GGML`;
 ///   `speculative` is then "auto", where that pays, unless given, or "draft_model", always. See docs/speculation.md.
+/// - `mtp_n_predict`, 1 or more: a head of the model itself, which predicts further tokens (multi-token prediction, MTP), guesses
+///   so many at most. `mtp_model` is the folder, GGUF file or hub id that has the head, unless that is the model; it guesses 2
+///   unless `mtp_n_predict` is given. `speculative` is then "auto", where that pays, unless given, or "mtp", always. Of
+///   deepseek_v3, glm4_moe and glm4_moe_lite, on a CPU. See docs/speculation.md.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 ///
 /// `with Runner(...) as runner:` gives its memory back at the end, as `close()` does.
@@ -163,8 +167,8 @@ impl Runner {
         which_draft: Option<Bound<'_, PyAny>>,
         speculative: Option<&Bound<'_, PyString>>,
         speculative_gamma: Option<Integer>,
-        mtp_model: Option<Bound<'_, PyAny>>,
-        mtp_n_predict: Option<Bound<'_, PyAny>>,
+        mtp_model: Option<&Bound<'_, PyString>>,
+        mtp_n_predict: Option<Integer>,
         enable_search: bool,
         search_embedding_model: Option<Bound<'_, PyAny>>,
         search_callback: Option<Bound<'_, PyAny>>,
@@ -177,8 +181,6 @@ impl Runner {
         refuse(&[
             ("num_device_layers", num_device_layers.is_some()),
             ("anymoe_config", anymoe_config.is_some()),
-            ("mtp_model", mtp_model.is_some()),
-            ("mtp_n_predict", mtp_n_predict.is_some()),
             ("enable_search", enable_search),
             ("search_embedding_model", search_embedding_model.is_some()),
             ("search_callback", search_callback.is_some()),
@@ -198,6 +200,12 @@ impl Runner {
             ));
         }
         let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
+        let mtp = options::mtp(py, mtp_model, mtp_n_predict.as_ref(), token_source)?;
+        let gamma = speculative_gamma.as_ref();
+        let speculation = match &mtp {
+            Some((_, num_drafts)) => options::speculation_by_head(speculative, gamma, *num_drafts)?,
+            None => options::speculation(speculative, gamma, which_draft.is_some())?,
+        };
         let config = EngineConfig {
             max_num_seqs: max_seqs,
             max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), prompt_batchsize.as_ref())?,
@@ -228,7 +236,8 @@ impl Runner {
             },
             cuda_libraries: doctor::library_paths(py)?,
             cuda,
-            speculation: options::speculation(speculative, speculative_gamma.as_ref(), which_draft.is_some())?,
+            speculation,
+            mtp: mtp.map(|(head, _)| head),
             draft: options::draft(py, which_draft.as_ref(), selection.dtype, token_source)?,
             forced_drafts: true,
             only_for_gpus,

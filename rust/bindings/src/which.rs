@@ -82,7 +82,7 @@ impl<'py> IntoPyObject<'py> for Pooling {
 
 /// Selects the model of a `Runner`. `Which.Plain` is a folder in Hugging Face layout (config.json, safetensors, tokenizer.json),
 /// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one, `Which.GGML` a file from before GGUF.
-/// `Which.Lora` and `Which.GGUF` take adapters, `Which.MultimodalPlain` (or `Which.VisionPlain`) and `Which.GGUF` with an image
+/// `Which.Lora`, `Which.GGUF` and `Which.GGML` take adapters (the older forms are `Which.LoraGGUF` and `Which.LoraGGML`), `Which.MultimodalPlain` (or `Which.VisionPlain`) and `Which.GGUF` with an image
 /// encoder see images, and `Which.Embedding` makes embeddings.
 /// All give back their fields, are equal to one of equal fields, and can be copied and pickled. The other kinds are not supported
 /// yet.
@@ -201,7 +201,7 @@ pub enum Which {
     /// GGUF: `quantized_model_id` is a local folder, a local .gguf file or a hub id, `quantized_filename` the file in it, or the
     /// parts of a split file in order. `tok_model_id` is a local folder or hub id whose tokenizer.json is used instead of the
     /// file's metadata; `tokenizer_json`, `dtype`, `imatrix`, `calibration_file` and `hf_cache_path` are as in `Which.Plain`,
-    /// `adapters` and their limits as in `Which.Lora`; without any of those it takes none. Files in use must not be changed.
+    /// `adapters`, their limits and their older form as in `Which.Lora`; without any of those it takes none. Files in use must not be changed.
     /// `mmproj_filename` is the GGUF file of a model's image encoder, beside the other in the folder or on the hub, or the path
     /// of a local file: with it the model sees images, and `max_edge` and `encoder_cache_memory_bytes` are as in
     /// `Which.MultimodalPlain`. Fields not named here are not supported yet.
@@ -209,7 +209,8 @@ pub enum Which {
         quantized_model_id, quantized_filename=None, tok_model_id=None, topology=None, dtype=ModelDType::Auto, *,
         tokenizer_json=None, mmproj_filename=None, organization=None, write_uqff=None, from_uqff=None, imatrix=None,
         calibration_file=None, max_edge=None, adapters=None, max_adapters=None, max_rank=None, max_bytes=None, hf_cache_path=None,
-        matformer_config_path=None, matformer_slice_name=None, encoder_cache_memory_bytes=None, auto_map_params=None
+        matformer_config_path=None, matformer_slice_name=None, encoder_cache_memory_bytes=None, auto_map_params=None,
+        adapters_model_id=None, order=None
     ))]
     #[allow(clippy::upper_case_acronyms)]
     GGUF {
@@ -235,14 +236,18 @@ pub enum Which {
         matformer_slice_name: Option<Py<PyAny>>,
         encoder_cache_memory_bytes: Option<EncoderCacheBytes>,
         auto_map_params: Option<Py<PyAny>>,
+        adapters_model_id: Option<Py<PyAny>>,
+        order: Option<Py<PyAny>>,
     },
     /// A file of Llama as they were before GGUF (GGML, GGMF, GGJT): floats of any version, quantized weights of GGJT v3.
     /// `quantized_model_id` and `quantized_filename` are as in `Which.GGUF`; the file may be the former. `gqa`: how many heads of
     /// queries share one of keys, which the file does not say: 1, or 8 for Llama 2 70B. `tok_model_id` and `tokenizer_json` are
-    /// used instead of the file's vocabulary, `dtype` and `hf_cache_path` as in `Which.Plain`.
+    /// used instead of the file's vocabulary, `dtype` and `hf_cache_path` as in `Which.Plain`, `adapters`, their limits and their
+    /// older form as in `Which.Lora`.
     #[pyo3(constructor = (
         quantized_model_id, quantized_filename=None, tok_model_id=None, tokenizer_json=None, gqa=Gqa(1), topology=None,
-        dtype=ModelDType::Auto, *, hf_cache_path=None
+        dtype=ModelDType::Auto, *, hf_cache_path=None, adapters=None, max_adapters=None, max_rank=None, max_bytes=None,
+        adapters_model_id=None, order=None
     ))]
     #[allow(clippy::upper_case_acronyms)]
     GGML {
@@ -254,6 +259,12 @@ pub enum Which {
         topology: Option<Py<PyAny>>,
         dtype: ModelDType,
         hf_cache_path: Option<HfCachePath>,
+        adapters: Option<Py<PyAny>>,
+        max_adapters: Option<Py<PyAny>>,
+        max_rank: Option<Py<PyAny>>,
+        max_bytes: Option<Py<PyAny>>,
+        adapters_model_id: Option<Py<PyAny>>,
+        order: Option<Py<PyAny>>,
     },
 }
 
@@ -378,6 +389,13 @@ impl Selection {
         }
     }
 
+    /// A model of text by its name alone: a GGUF file, else a folder in Hugging Face layout or a hub id.
+    pub fn of_text(model: &str) -> Self {
+        let is_gguf = Path::new(model).extension().is_some_and(|end| end == "gguf");
+        let place = if is_gguf { gguf(None, None, None) } else { Place::Plain };
+        Self::new(place, &Text(model.to_owned()), ModelDType::Auto)
+    }
+
     /// The model to load; a field that is not supported yet is an error that names it.
     pub fn of(which: &Bound<'_, Which>) -> PyResult<Self> {
         let fields = which.as_any();
@@ -439,6 +457,7 @@ impl Selection {
             } => Ok(Self {
                 tokenizer_json: string(tokenizer_json.as_ref().map(|path| &path.0)),
                 cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
+                adapters: AdapterFields::of(fields)?,
                 ..Self::new(gguf(quantized_filename.as_ref(), tok_model_id.as_ref(), Some(gqa.0)), &quantized_model_id.0, *dtype)
             }),
         }

@@ -40,9 +40,9 @@ pub use embedding::{
     EmbeddingConfig, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, HeadActivation, HeadConfig, Pooling, Truncation,
 };
 pub use engine::{
-    Continuation, CpuOptions, Device, DeviceBytes, DraftModel, Drain, Engine, EngineConfig, GroupPlan, KvCacheStats,
-    LoadProgress, MemoryPlan, ModelDType, ModelSource, PoolSnapshot, RequestHandle, STEP_TOKENS, Sequence, StepTokens, Vitals,
-    best_device,
+    Continuation, CpuOptions, DEFAULT_MTP_DRAFTS, Device, DeviceBytes, DraftModel, Drain, Engine, EngineConfig, GroupPlan,
+    KvCacheStats, LoadProgress, MemoryPlan, ModelDType, ModelSource, MtpHead, PoolSnapshot, RequestHandle, STEP_TOKENS, Sequence,
+    StepTokens, Vitals, best_device,
 };
 pub use error::EngineError;
 pub use event_sink::{Event, EventSink};

@@ -50,6 +50,10 @@ pub enum Greedy<'a> {
     Logits(&'a mut Tensor),
 }
 
+fn without_cache() -> EngineError {
+    EngineError::Internal("a step ran before the KV cache was made".into())
+}
+
 /// A loaded model and the buffers of a step.
 pub struct ModelRunner {
     /// They know the addresses of what follows.
@@ -82,8 +86,28 @@ impl ModelRunner {
         options: RunnerOptions,
         progress: &dyn Fn(LoadProgress),
     ) -> Result<Self, EngineError> {
-        let config = files.config().clone();
         let weights = ModelWeights::load(files, &backend, options, progress)?;
+        Self::new(weights, files.config(), backend, options)
+    }
+
+    /// Loads a head that predicts further tokens behind a model's layers, with which it shares the rest.
+    pub(crate) fn load_head(
+        files: &ModelFiles,
+        model: &Self,
+        backend: Arc<dyn Backend>,
+        options: RunnerOptions,
+    ) -> Result<Self, EngineError> {
+        let weights = ModelWeights::load_head(files, &model.weights, &backend, options)?;
+        Self::new(weights, files.config(), backend, options)
+    }
+
+    fn new(
+        weights: ModelWeights,
+        config: &DecoderConfig,
+        backend: Arc<dyn Backend>,
+        options: RunnerOptions,
+    ) -> Result<Self, EngineError> {
+        let config = config.clone();
         let max_logit_rows = max_logit_rows(options.max_num_seqs);
         let activations = Activations::new(&*backend, &config, options.max_num_batched_tokens.max(1), max_logit_rows)?;
         let ropes = config.ropes.iter().map(|rope| GrowingRope::new(rope, &config)).collect();
@@ -244,6 +268,43 @@ impl ModelRunner {
         coordinates: &[[u32; 3]],
         step: &StepMetadata,
     ) -> Result<(), EngineError> {
+        self.prepare(token_ids, coordinates, step)?;
+        let cache = self.cache.as_ref().ok_or_else(without_cache)?;
+        let states = self.states.as_ref();
+        let (backend, precision, first_layer) = (&*self.backend, self.options.precision, self.first_layer);
+        let run = Run { backend, precision, cache, ropes: &self.tables, states, first_layer };
+        self.weights.decoder.forward(&run, &mut self.graphs, &mut self.activations, (token_ids, images), step);
+        Ok(())
+    }
+
+    /// As [`Self::execute`], of a head that predicts further tokens: `before` writes, for each row, the hidden state
+    /// `[hidden_size]` of the token before that of the row, see [`Self::hidden_state`].
+    pub(crate) fn execute_head(
+        &mut self,
+        token_ids: &[u32],
+        before: &mut dyn FnMut(usize, &mut [f32]),
+        step: &StepMetadata,
+    ) -> Result<(), EngineError> {
+        self.prepare(token_ids, &[], step)?;
+        let cache = self.cache.as_ref().ok_or_else(without_cache)?;
+        let (backend, precision, first_layer) = (&*self.backend, self.options.precision, self.first_layer);
+        let run = Run { backend, precision, cache, ropes: &self.tables, states: None, first_layer };
+        self.weights.decoder.forward_head(&run, &mut self.activations, token_ids, before, step);
+        Ok(())
+    }
+
+    /// The hidden state of a row of the last step behind the output norm, `[hidden_size]`; of a backend of the host.
+    pub(crate) fn hidden_state(&self, row: usize, out: &mut [f32]) {
+        self.weights.decoder.hidden_state(&self.activations, row, out);
+    }
+
+    /// Has a head take the token embedding and the output projection of these weights from now on.
+    pub(crate) fn share(&mut self, model: &Self) {
+        self.weights.decoder.share(&model.weights.decoder);
+    }
+
+    /// Checks a step, and makes its rope tables.
+    fn prepare(&mut self, token_ids: &[u32], coordinates: &[[u32; 3]], step: &StepMetadata) -> Result<(), EngineError> {
         self.check(token_ids, step)?;
         self.weights.check()?;
         self.tables.clear();
@@ -257,11 +318,6 @@ impl ModelRunner {
             self.tables.extend(self.ropes.iter().map(|rope| rope.table_of(coordinates)));
         }
         self.adapters.clone_from(&step.adapters);
-        let cache = self.cache.as_ref().ok_or_else(|| EngineError::Internal("a step ran before the KV cache was made".into()))?;
-        let states = self.states.as_ref();
-        let (backend, precision, first_layer) = (&*self.backend, self.options.precision, self.first_layer);
-        let run = Run { backend, precision, cache, ropes: &self.tables, states, first_layer };
-        self.weights.decoder.forward(&run, &mut self.graphs, &mut self.activations, (token_ids, images), step);
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use crate::{
     EngineError, LoadProgress,
     embedding::{Embedder, Head},
     lora::{Recorder, Sites},
-    model::{Decoder, ModelFiles, loader::Loader},
+    model::{Decoder, ModelFiles, decoder::Head as MtpHead, loader::Loader},
     model_runner::{RunnerOptions, max_logit_rows},
     vision::{ImageEncoder, TowerWeights},
 };
@@ -73,6 +73,33 @@ impl ModelWeights {
         let rows = max_logit_rows(options.max_num_seqs);
         let embedder = files.embedding().zip(heads).map(|(config, heads)| Embedder::new(&**backend, config, heads, rows));
         Ok(Self { decoder, bytes, watches: files.watches().cloned().collect(), embedder: embedder.transpose()?, encoder, sites })
+    }
+
+    /// Loads a head that predicts further tokens, which shares the rest with its model.
+    ///
+    /// # Errors
+    /// As those of [`Self::load`].
+    pub(crate) fn load_head(
+        files: &ModelFiles,
+        model: &Self,
+        backend: &Arc<dyn Backend>,
+        options: RunnerOptions,
+    ) -> Result<Self, EngineError> {
+        let mut loader = Loader {
+            weights: files.weights(),
+            isq: files.isq(),
+            importance: None,
+            config: files.config(),
+            backend: &**backend,
+            precision: options.precision,
+            progress: &|_| (),
+            bytes: 0,
+        };
+        let mut recorder = Recorder::new(&mut loader);
+        let decoder = MtpHead::new(&mut recorder, files.config())?.beside(&model.decoder);
+        let sites = Arc::new(recorder.sites(backend));
+        let (bytes, watches) = (loader.bytes, files.watches().cloned().collect());
+        Ok(Self { decoder, bytes, watches, embedder: None, encoder: None, sites })
     }
 
     /// That no file has changed.

@@ -3,6 +3,12 @@
 #![allow(missing_docs)]
 
 mod common;
+#[path = "common/gguf_writer.rs"]
+mod gguf_writer;
+#[path = "common/mtp.rs"]
+mod mtp;
+#[path = "common/mtp_gguf.rs"]
+mod mtp_gguf;
 
 use std::sync::{
     Arc, Mutex,
@@ -15,8 +21,8 @@ use common::{
 };
 use engine::{
     Completion, DraftChoice, DraftModel, DryParams, Engine, EngineConfig, FinishReason, GenerationRequest, KvTierConfig,
-    ModelDType, PagedAttentionConfig, PagedCacheType, Prompt, PromptLookup, Proposer, SamplingParams, ServiceParams, Speculation,
-    Tokenizer,
+    ModelDType, ModelSource, MtpHead, PagedAttentionConfig, PagedCacheType, Prompt, PromptLookup, Proposer, SamplingParams,
+    ServiceParams, Speculation, Tokenizer,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -330,6 +336,116 @@ fn a_model_that_cannot_draft_is_refused_by_its_reason() {
     let config = EngineConfig { draft: Some(draft), ..drafted_by("llama", DraftChoice::All, &exact()) };
     let error = Engine::load(&hugging_face("llama"), &config, &|_| {}).err().unwrap().to_string();
     assert!(error.contains("must have the vocabulary of its model"), "{error}");
+}
+
+fn by_head(choice: DraftChoice, config: &EngineConfig) -> EngineConfig {
+    let speculation = Speculation { max_drafts: Some(3), ..Speculation::by_model(choice) };
+    EngineConfig { speculation: Some(speculation), mtp: Some(MtpHead::default()), ..config.clone() }
+}
+
+fn load(checkpoint: &mtp::Checkpoint, config: &EngineConfig) -> Engine {
+    let source = ModelSource::HuggingFace { path: checkpoint.path.clone(), tokenizer_json: None };
+    Engine::load(&source, config, &|_| {}).unwrap()
+}
+
+#[test]
+fn answers_are_the_same_with_drafts_of_a_head() {
+    let int8 = PagedAttentionConfig { cache_type: PagedCacheType::Int8, ..pool_of(4000, 16) };
+    let dir = tempfile::tempdir().unwrap();
+    let kv_tier = Some(KvTierConfig::File { path: dir.path().to_owned(), max_bytes: 1 << 30 });
+    let ways = [
+        ("glm4-moe", "exact", exact()),
+        ("glm4-moe", "a tier", EngineConfig { kv_tier, paged_attention: pool_of(400, 8), ..exact() }),
+        ("deepseek-v3", "exact", exact()),
+        ("glm4-moe-lite", "fast", fast()),
+        ("glm4-moe", "an int8 cache", EngineConfig { paged_attention: int8, ..exact() }),
+        ("glm4-moe", "without prefix cache", EngineConfig { prefix_caching: false, ..exact() }),
+        ("glm4-moe", "chunks of seven tokens", EngineConfig { max_num_batched_tokens: 7, ..exact() }),
+        ("glm4-moe", "a tight pool", EngineConfig { paged_attention: pool_of(200, 8), ..exact() }),
+        ("deepseek-v3", "whole contexts reserved", EngineConfig { no_paged_attn: true, ..exact() }),
+    ];
+    for (family, way, config) in ways {
+        let checkpoint = mtp::checkpoint(family, true);
+        let (expected, _) = ask(&load(&checkpoint, &config));
+        for choice in [DraftChoice::All, DraftChoice::Auto] {
+            let engine = load(&checkpoint, &by_head(choice, &config));
+            for (number, (got, expected)) in ask(&engine).0.iter().zip(&expected).enumerate() {
+                assert_eq!(got, expected, "{family}, {way}, {choice:?} drafts of its head, request {number}");
+            }
+            let drafts = stats(&engine).drafts;
+            assert!(drafts.tokens > 50 || choice == DraftChoice::Auto, "{family}, {way}: {} drafts", drafts.tokens);
+            // A small budget leaves little room for drafts.
+            let least = if config.max_num_batched_tokens < 64 { 1 } else { 6 };
+            assert!(drafts.accepted >= least || choice == DraftChoice::Auto, "{family}, {way}: {} were right", drafts.accepted);
+            assert!(drafts.accepted < drafts.tokens || drafts.tokens == 0, "{family}, {way}: a head that is always right");
+        }
+    }
+}
+
+#[test]
+fn the_head_of_a_gguf_file_guesses_what_that_of_its_folder_does() {
+    let checkpoint = mtp::checkpoint("glm4-moe", true);
+    let file = mtp_gguf::write(&checkpoint, "glm4-moe", "glm4moe");
+    let source = ModelSource::Gguf { files: vec![file], tokenizer_dir: None, tokenizer_json: None };
+    let config = by_head(DraftChoice::All, &exact());
+    let of_file = Engine::load(&source, &config, &|_| {}).unwrap();
+    let of_folder = load(&checkpoint, &config);
+    assert_eq!(ask(&of_file), ask(&of_folder));
+    let drafts = [&of_file, &of_folder].map(|engine| stats(engine).drafts);
+    assert_eq!((drafts[0].tokens, drafts[0].accepted), (drafts[1].tokens, drafts[1].accepted));
+    assert!(drafts[0].accepted > 5);
+}
+
+#[test]
+fn a_head_is_in_the_plan() {
+    for family in mtp::FAMILIES {
+        let checkpoint = mtp::checkpoint(family, true);
+        let (alone, with) = (load(&checkpoint, &exact()), load(&checkpoint, &by_head(DraftChoice::All, &exact())));
+        let source = ModelSource::HuggingFace { path: checkpoint.path.clone(), tokenizer_json: None };
+        let planned = Engine::memory_plan(&source, &by_head(DraftChoice::All, &exact()), None).unwrap();
+        assert_eq!(planned.devices[0].weights, with.weight_bytes());
+        assert_eq!(with.memory_ledger().devices[0].weights, with.weight_bytes());
+        // Its layer, and neither a token embedding nor an output projection.
+        let layer = |name: &&String| name.starts_with(&format!("model.layers.{}.", checkpoint.config["num_hidden_layers"]));
+        let values: usize = checkpoint.tensors.iter().filter(|(name, _)| layer(name)).map(|(_, (_, values))| values.len()).sum();
+        let (bytes, least) = (with.weight_bytes() - alone.weight_bytes(), 4 * values as u64);
+        assert!((least..least + least / 4).contains(&bytes), "{family}: {bytes} bytes for {values} values");
+        let layers = checkpoint.config["num_hidden_layers"].as_u64().unwrap();
+        assert_eq!(with.block_bytes() * layers, alone.block_bytes() * (layers + 1), "{family}");
+    }
+}
+
+#[test]
+fn a_head_that_cannot_draft_is_refused_by_its_reason() {
+    let refused = |path: std::path::PathBuf, config: &EngineConfig| {
+        let source = ModelSource::HuggingFace { path, tokenizer_json: None };
+        Engine::load(&source, config, &|_| {}).err().unwrap().to_string()
+    };
+    let golden = |name: &str| common::golden_dir().join("text").join(name);
+    let config = by_head(DraftChoice::All, &exact());
+    let error = refused(golden("llama"), &config);
+    assert!(error.contains("this llama has no heads") && error.contains("which_draft"), "{error}");
+    let error = refused(golden("qwen3-next"), &config);
+    assert!(error.contains("of qwen3_next, whose states cannot go back"), "{error}");
+    // It says that it has one, and its files leave it out.
+    let without = mtp::checkpoint("glm4-moe", false);
+    let error = refused(without.path.clone(), &config);
+    assert!(error.contains("there is no tensor `model.layers.2.eh_proj.weight`"), "{error}");
+    let with = mtp::checkpoint("glm4-moe", true);
+    let error = refused(with.path.clone(), &EngineConfig { no_kv_cache: true, ..config.clone() });
+    assert!(error.contains("no_kv_cache"), "{error}");
+    let draft = DraftModel { source: hugging_face("llama"), architecture: None, in_situ_quant: None };
+    let error = refused(with.path.clone(), &EngineConfig { draft: Some(draft), ..config.clone() });
+    assert!(error.contains("leave one out"), "{error}");
+    let other = mtp::checkpoint("deepseek-v3", true);
+    let source = Some(ModelSource::HuggingFace { path: other.path.clone(), tokenizer_json: None });
+    let error = refused(with.path.clone(), &EngineConfig { mtp: Some(MtpHead { source }), ..config.clone() });
+    assert!(error.contains("mtp_model is of another model"), "{error}");
+    // Of the files that have it, it goes with those that have not.
+    let source = Some(ModelSource::HuggingFace { path: with.path.clone(), tokenizer_json: None });
+    let engine = load(&without, &EngineConfig { mtp: Some(MtpHead { source }), ..config });
+    ask(&engine);
+    assert!(stats(&engine).drafts.accepted > 5);
 }
 
 fn fast() -> EngineConfig {

@@ -6,7 +6,7 @@ use device::cuda::{CudaOptions, LibraryPaths};
 use kv_events::KvEventsConfig;
 use paged::{PagedAttentionConfig, Policies};
 
-use super::DraftModel;
+use super::{DraftModel, MtpHead};
 use crate::{
     AdapterOptions, EmbeddingOptions, EngineError, Importance, Isq, Speculation, VisionOptions, kv_tier::KvTierConfig, weights,
 };
@@ -171,6 +171,8 @@ pub struct EngineConfig {
     pub speculation: Option<Speculation>,
     /// A smaller model that makes the drafts of [`Speculation::by_model`]; none unless given.
     pub draft: Option<DraftModel>,
+    /// Heads behind the model's layers make these drafts; none unless given. Not beside `draft`.
+    pub mtp: Option<MtpHead>,
     /// Text that a grammar leaves no choice about is drafted, so that its tokens take fewer steps; it changes none of them.
     pub forced_drafts: bool,
     /// Arguments that were given and that only a GPU can honour, such as `cuda_graphs=True`; a processor refuses them.
@@ -223,6 +225,7 @@ impl Default for EngineConfig {
             cuda: CudaOptions::default(),
             speculation: None,
             draft: None,
+            mtp: None,
             forced_drafts: true,
             only_for_gpus: Vec::new(),
         }

@@ -20,19 +20,33 @@ pub struct DraftModel {
     pub in_situ_quant: Option<Isq>,
 }
 
-/// Opens the draft model of a model, if it has one.
+/// A head of a model that predicts further tokens (multi-token prediction), which a [`crate::Speculation::by_model`] asks.
+#[derive(Clone, Debug, Default)]
+pub struct MtpHead {
+    /// Where it lies, with all of its model's configuration; unless given, behind the layers of the model itself.
+    pub source: Option<ModelSource>,
+}
+
+/// Drafts of a head unless it is said how many: it was trained to guess one, and each further one is less often right.
+pub const DEFAULT_MTP_DRAFTS: usize = 2;
+
+/// Opens the draft model of a model, or the head that drafts, if it has one.
 ///
 /// # Errors
 /// [`EngineError::NotSupported`] for what is not computed with one, and for a draft model that cannot be one;
 /// [`EngineError::InvalidArgument`] for one of another vocabulary; those of opening files.
 pub(super) fn open(
-    config: &EngineConfig,
+    (source, config): (&ModelSource, &EngineConfig),
     decoder: &DecoderConfig,
     tokenizer: &Tokenizer,
     backend: &dyn Backend,
 ) -> Result<Option<ModelFiles>, EngineError> {
-    let Some(draft) = &config.draft else { return Ok(None) };
     let refused = |text: String| Err(EngineError::NotSupported(text));
+    if let Some(head) = &config.mtp {
+        check_head(config, backend)?;
+        return Ok(Some(open_head(head, source, config, decoder)?));
+    }
+    let Some(draft) = &config.draft else { return Ok(None) };
     if config.vision.is_some() {
         return refused("a draft model for a model that sees is not supported: leave which_draft (--draft-model) out".into());
     }
@@ -52,6 +66,60 @@ pub(super) fn open(
     let text = TextFiles::open(&draft.source, &files, None)?;
     check_vocabulary((decoder, tokenizer), (own, &text.tokenizer))?;
     Ok(Some(files))
+}
+
+/// What a head goes with.
+pub(super) fn check_head(config: &EngineConfig, backend: &dyn Backend) -> Result<(), EngineError> {
+    let refused = |text: String| Err(EngineError::NotSupported(text));
+    if config.draft.is_some() {
+        let text =
+            "mtp_model and mtp_n_predict (--mtp) name one who guesses, and which_draft (--draft-model) another: leave one out";
+        return Err(EngineError::InvalidArgument(text.into()));
+    }
+    if config.no_kv_cache {
+        let text = "heads that predict further tokens (mtp_model, --mtp) go on from what is kept, and no_kv_cache keeps nothing: \
+                    leave one of them out";
+        return Err(EngineError::InvalidArgument(text.into()));
+    }
+    if config.vision.is_some() || config.embedding.is_some() {
+        return refused("heads that predict further tokens (mtp_model, --mtp) are of models of text: leave them out".into());
+    }
+    if !backend.memory()?.is_host {
+        let device = backend.info().device;
+        let text =
+            format!("heads that predict further tokens (mtp_model, --mtp) on {device} are not supported yet: use device=\"cpu\"");
+        return refused(text);
+    }
+    Ok(())
+}
+
+/// The files of a head.
+pub(super) fn open_head(
+    head: &MtpHead,
+    source: &ModelSource,
+    config: &EngineConfig,
+    decoder: &DecoderConfig,
+) -> Result<ModelFiles, EngineError> {
+    let files = ModelFiles::open(head.source.as_ref().unwrap_or(source), config.architecture.as_deref())?;
+    let files = files.with_isq(config.in_situ_quant).into_head()?;
+    let sizes = |config: &DecoderConfig| (config.architecture, config.hidden_size, config.vocab_size, config.head_layer);
+    let (own, of_model) =
+        (sizes(files.config()), sizes(&DecoderConfig { head_layer: Some(decoder.layers.len()), ..decoder.clone() }));
+    if own == of_model {
+        return Ok(files);
+    }
+    Err(EngineError::InvalidArgument(format!(
+        "mtp_model is of another model: its head is layer {} of a {} of hidden size {} and {} tokens, and the model a {} of hidden \
+         size {}, {} tokens and {} layers",
+        own.3.unwrap_or(0),
+        own.0,
+        own.1,
+        own.2,
+        of_model.0,
+        of_model.1,
+        of_model.2,
+        decoder.layers.len()
+    )))
 }
 
 /// Drafts are ids, so these must mean the same.

@@ -16,7 +16,7 @@ use paged::{FairnessPolicy, KvCacheConfig, Scheduler, SchedulerConfig};
 
 use super::{
     Device, EngineConfig, LoadProgress, Loaded, MemoryPlan, ModelSource, Shared, draft, events,
-    plan::{PlannedDevices, PlannedModel, device_dtype, plan, plan_workspaces, precision, weight_bytes},
+    plan::{PlannedDevices, PlannedDraft, PlannedModel, device_dtype, plan, plan_workspaces, precision, weight_bytes},
     snapshots::{self, needs_whole_prompts},
     text_files::{TextFiles, dialect},
     thread::{Drafter, EngineThread},
@@ -29,7 +29,7 @@ use crate::{
     grammar::GrammarCompiler,
     kv_tier::Swapper,
     lora::{self, Registry},
-    model::{DecoderConfig, ModelFiles},
+    model::{DecoderConfig, ModelFiles, mtp},
     model_runner::{ModelRunner, RunnerOptions},
     weights::SafetensorsFiles,
 };
@@ -107,6 +107,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
         let embedding = embedding.map(|(embedding, _)| embedding);
         decoder.tie_word_embeddings |= embedding.is_some();
         check_kind(config, &decoder, embedding.as_ref())?;
+        let head = config.mtp.as_ref().map(|_| head_without_weights(config, &decoder, &*backend)).transpose()?;
         return plan(
             PlannedModel {
                 config: &decoder,
@@ -117,7 +118,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
                 vision: None,
                 adapter_bytes: adapter_bytes(config)?,
                 embedding: embedding.as_ref(),
-                draft: None,
+                draft: head.as_ref().map(|head| PlannedDraft { config: head, weights: None, isq: config.in_situ_quant }),
             },
             config,
             devices,
@@ -126,12 +127,22 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
     calibration::check(source, config, backend.memory()?.is_host)?;
     let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    let draft = draft::open(config, files.config(), &text.tokenizer, &*backend)?;
+    let draft = draft::open((source, config), files.config(), &text.tokenizer, &*backend)?;
     plan(
         planned_model(&files, draft.as_ref(), text.tokenizer.estimated_bytes(), config.vision.as_ref(), adapter_bytes(config)?),
         config,
         devices,
     )
+}
+
+/// The head of a model that is planned by its configuration alone.
+fn head_without_weights(
+    config: &EngineConfig,
+    decoder: &DecoderConfig,
+    backend: &dyn Backend,
+) -> Result<DecoderConfig, EngineError> {
+    draft::check_head(config, backend)?;
+    mtp::head_config(decoder, None)
 }
 
 pub(crate) fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<ModelFiles, EngineError> {
@@ -268,7 +279,7 @@ pub fn load_with_backend(
     let files = open_files(source, config)?;
     warn_of_senses(&files);
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    let draft = draft::open(config, files.config(), &text.tokenizer, &**backend)?;
+    let draft = draft::open((source, config), files.config(), &text.tokenizer, &**backend)?;
     let (tokenizer_bytes, adapter_bytes) = (text.tokenizer.estimated_bytes(), adapter_bytes(config)?);
     let planned = |loaded| {
         plan(
@@ -293,7 +304,7 @@ pub fn load_with_backend(
     )?;
     let cache = &plan.cache;
     // One block more than is promised: the null block.
-    let mut drafting = load_draft(draft.as_ref(), config, &plan, backend)?;
+    let mut drafting = load_draft(draft.as_ref(), &runner, config, &plan)?;
     runner.keep_snapshots(plan.num_state_snapshots);
     runner.allocate_kv_with(drafting.as_mut(), (cache.num_gpu_blocks + 1, cache.block_size), &cache.groups)?;
     let (scheduler, kv, limits) = new_scheduler(&files, config, &plan)?;
@@ -315,7 +326,10 @@ pub fn load_with_backend(
     let told = events::start(listeners, &files, config, &runner, digest.as_ref(), adapters.clone())?;
     let mut thread = EngineThread::new(commands, scheduler, kv, runner, Arc::clone(&tokenizer));
     prepare_thread(&mut thread, &files, config, swapper);
-    thread.draft_by(drafting.map(|runner| Drafter::new(runner, files.config().vocab_size)));
+    thread.draft_by(drafting.map(|runner| match runner.config().head_layer {
+        Some(_) => Drafter::of_head(runner),
+        None => Drafter::new(runner, files.config().vocab_size),
+    }));
     let shared = Shared {
         inbox,
         grammars: GrammarCompiler::new(Arc::clone(&tokenizer), files.config().vocab_size),
@@ -390,14 +404,18 @@ pub(super) fn runner_options(config: &EngineConfig, plan: &MemoryPlan) -> Runner
     }
 }
 
-/// The draft model, whose keys and values are to lie in the pool of the other.
+/// The draft model, or the head, whose keys and values are to lie in the pool of the other.
 fn load_draft(
     files: Option<&ModelFiles>,
+    model: &ModelRunner,
     config: &EngineConfig,
     plan: &MemoryPlan,
-    backend: &Arc<dyn Backend>,
 ) -> Result<Option<ModelRunner>, EngineError> {
-    let load = |files| ModelRunner::load(files, Arc::clone(backend), runner_options(config, plan), &|_| ());
+    let (backend, options) = (model.backend(), runner_options(config, plan));
+    let load = |files: &ModelFiles| match files.config().head_layer {
+        Some(_) => ModelRunner::load_head(files, model, Arc::clone(backend), options),
+        None => ModelRunner::load(files, Arc::clone(backend), options, &|_| ()),
+    };
     files.map(load).transpose()
 }
 

@@ -33,7 +33,7 @@ use device::{Backend, host::trim_heap};
 use kv_events::{KvEventsStats, StatsReader};
 
 pub use config::{CpuOptions, Device, EngineConfig, LoadProgress, ModelDType, ModelSource, best_device};
-pub use draft::DraftModel;
+pub use draft::{DEFAULT_MTP_DRAFTS, DraftModel, MtpHead};
 use heartbeat::Heartbeat;
 pub use heartbeat::{STEP_TOKENS, StepTokens, Vitals};
 pub(crate) use load::open_files;

@@ -14,14 +14,14 @@ use paged::{CacheConfig, ConfigError, KvShape, MemoryGpuConfig, ModelConfigLike,
 pub use bytes::DeviceBytes;
 use counter::Counter;
 
-use super::{EngineConfig, ModelDType, snapshots};
+use super::{DEFAULT_MTP_DRAFTS, EngineConfig, ModelDType, snapshots};
 use crate::{
     EmbeddingConfig, EngineError, Isq,
-    embedding::{self, Head},
+    embedding::{self, Head as EmbeddingHead},
     model::{
         DecoderConfig,
         config::{AttentionConfig, LayerConfig, Norms},
-        decoder::{Activations, Decoder},
+        decoder::{Activations, Decoder, Head},
         rope::GrowingRope,
     },
     model_runner::max_logit_rows,
@@ -383,7 +383,12 @@ fn beside_kv(
     }
     if let Some(draft) = model.draft {
         let mut counter = Counter::new((draft.weights, draft.isq), devices, precision(config), layers);
-        Decoder::new(&mut counter, draft.config)?;
+        if draft.config.head_layer.is_some() {
+            Head::new(&mut counter, draft.config)?;
+            bytes[0].activations += hidden_states_bytes(draft.config, config);
+        } else {
+            Decoder::new(&mut counter, draft.config)?;
+        }
         bytes[0].weights += counter.bytes.iter().sum::<u64>();
         bytes[0].activations += activation_bytes(draft.config, config, longest);
     }
@@ -427,7 +432,7 @@ fn count<'a>(
 ) -> Result<Counter<'a>, EngineError> {
     let mut counter = Counter::new((model.weights, model.isq), devices, precision(config), layers);
     if let Some(embedding) = model.embedding {
-        Head::all(&mut counter, embedding)?;
+        EmbeddingHead::all(&mut counter, embedding)?;
     }
     Decoder::new(&mut counter, model.config)?;
     Ok(counter)
@@ -488,6 +493,14 @@ fn workspace_shape(
         has_latent: model.layers.iter().any(|layer| layer.attention.latent.is_some()),
     };
     planned.vision.map_or(shape, |(vision, _)| vision.widen(shape))
+}
+
+/// What is kept of each request for a head to go on from: a hidden state of its last token, and of each draft.
+fn hidden_states_bytes(head: &DecoderConfig, config: &EngineConfig) -> u64 {
+    let drafts = config.speculation.as_ref().and_then(|speculation| speculation.max_drafts).unwrap_or(DEFAULT_MTP_DRAFTS);
+    // A request has no more outputs in a step.
+    let states = config.max_num_seqs.saturating_mul(drafts.saturating_add(1).min(max_logit_rows(config.max_num_seqs)));
+    (states.saturating_mul(head.hidden_size) as u64).saturating_mul(size_of::<f32>() as u64)
 }
 
 /// Activations of the largest step, and rope tables of the longest request.

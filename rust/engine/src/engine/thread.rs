@@ -3,6 +3,7 @@
 mod constrained;
 mod drafting;
 mod events;
+mod heads;
 mod images;
 mod prompt_logprobs;
 mod re_isq;

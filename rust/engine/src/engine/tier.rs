@@ -34,8 +34,15 @@ pub fn digest(files: &ModelFiles, config: &EngineConfig, backend: &dyn Backend) 
     is_needed.then(digest).transpose()
 }
 
-/// Of the files of a draft model, and how they are computed with.
+/// Of the files of a draft model or a head, and how they are computed with.
 fn draft_digest(config: &EngineConfig, num_threads: usize) -> Result<Option<[u8; 32]>, EngineError> {
+    if let Some(head) = &config.mtp {
+        // Behind its model's layers, it is in the digest of these.
+        let Some(source) = &head.source else { return Ok(Some(Space::default().with("head", b"own").digest())) };
+        let files = ModelFiles::open(source, config.architecture.as_deref())?;
+        let weights = weights_digest(files.weights().watches().iter().map(FileWatch::path), num_threads)?;
+        return Ok(Some(Space::default().with("head", &weights).digest()));
+    }
     let Some(draft) = &config.draft else { return Ok(None) };
     let files = ModelFiles::open(&draft.source, draft.architecture.as_deref())?;
     let weights = weights_digest(files.weights().watches().iter().map(FileWatch::path), num_threads)?;

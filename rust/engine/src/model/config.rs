@@ -49,8 +49,11 @@ pub struct DecoderConfig {
     pub final_softcap: Option<f32>,
     /// Ends of sequence.
     pub eos_token_ids: Vec<u32>,
-    /// Layers behind these in the files, which predict further tokens (MTP, arXiv:2404.19737): they are not read.
+    /// Layers behind these in the files, which predict further tokens (MTP, arXiv:2404.19737).
     pub num_mtp_layers: usize,
+    /// It is such a head, whose one layer has this number in the files; its token embedding and output projection are those of
+    /// its model.
+    pub head_layer: Option<usize>,
 }
 
 /// Normalization.
@@ -217,6 +220,7 @@ impl Default for DecoderConfig {
             final_softcap: None,
             eos_token_ids: Vec::new(),
             num_mtp_layers: 0,
+            head_layer: None,
         }
     }
 }

@@ -12,6 +12,7 @@ use super::{
     dense::Dense,
     experts::Mixture,
     latent::Latent,
+    mtp::Fusion,
     part::{Buffers, Context, Run, Table, Weights},
     recurrent::RecurrentMixer,
 };
@@ -30,6 +31,15 @@ pub struct Decoder {
     output_norm: Norm,
     output: Linear,
     logit_scale: f32,
+    /// Of a head that predicts further tokens.
+    fusion: Option<Fusion>,
+}
+
+/// What a head that predicts further tokens has of its own.
+pub(crate) struct Head {
+    fusion: Fusion,
+    layer: Layer,
+    output_norm: Norm,
 }
 
 struct Layer {
@@ -186,6 +196,8 @@ pub(crate) struct Activations {
     pub(crate) hidden: Tensor,
     /// Of the parts of layers.
     buffers: Buffers<Tensor>,
+    /// `[num_tokens, 2 * hidden_size]`, of a head that predicts further tokens.
+    both: Option<Tensor>,
     sampled: Tensor,
     /// `[rows, vocab_size]`.
     pub(crate) logits: Tensor,
@@ -195,7 +207,8 @@ impl Activations {
     /// Bytes of the tensors that [`Self::new`] reserves, all rows in use.
     pub(crate) fn bytes(config: &DecoderConfig, max_tokens: usize, max_logit_rows: usize) -> u64 {
         let values = |rows: usize, cols: usize| rows as u64 * cols as u64;
-        let of_tokens = values(max_tokens, config.hidden_size + buffers(config).iter().sum::<usize>());
+        let both = if config.head_layer.is_some() { 2 * config.hidden_size } else { 0 };
+        let of_tokens = values(max_tokens, config.hidden_size + both + buffers(config).iter().sum::<usize>());
         (of_tokens + values(max_logit_rows, config.hidden_size + config.vocab_size)) * size_of::<f32>() as u64
     }
 
@@ -218,6 +231,7 @@ impl Activations {
         Ok(Self {
             hidden: tokens(config.hidden_size)?,
             buffers: [q?, k?, v?, attention?, gate?, ffn?],
+            both: config.head_layer.map(|_| tokens(2 * config.hidden_size)).transpose()?,
             sampled: logit_rows(config.hidden_size)?,
             logits: logit_rows(config.vocab_size)?,
         })
@@ -257,7 +271,40 @@ impl Decoder {
             output_norm: weights.norm(WeightId::global(Role::OutputNorm), [1, config.hidden_size])?,
             output,
             logit_scale: config.logit_scale,
+            fusion: None,
         })
+    }
+
+    /// Computes with the token embedding and the output projection of this model from now on.
+    pub(crate) fn share(&mut self, model: &Self) {
+        (self.embedding, self.output) = (model.embedding.clone(), model.output.clone());
+    }
+
+    /// The same of a head that predicts further tokens: each row goes on from the hidden state that `before` writes for it,
+    /// behind the output norm of whoever made it.
+    pub(crate) fn forward_head(
+        &self,
+        run: &Run<'_>,
+        a: &mut Activations,
+        token_ids: &[u32],
+        before: &mut dyn FnMut(usize, &mut [f32]),
+        step: &StepMetadata,
+    ) {
+        run.backend.begin_step(step);
+        self.embed(run.backend, token_ids, step, &mut a.hidden);
+        if let (Some(fusion), Some(both)) = (&self.fusion, &mut a.both) {
+            fusion.run(run.backend, &mut a.hidden, both, before, step);
+        }
+        self.layers(run, a, &[], step);
+    }
+
+    /// A row of the hidden state behind the output norm, of a backend of the host.
+    pub(crate) fn hidden_state(&self, a: &Activations, row: usize, out: &mut [f32]) {
+        out.copy_from_slice(a.hidden.row(row));
+        self.output_norm.apply(out);
+        for value in out {
+            *value /= self.logit_scale;
+        }
     }
 
     /// Runs the layers over the step's tokens, of which some rows have other vectors than their token's: fills `a.hidden` and the
@@ -346,6 +393,33 @@ impl Decoder {
         }
         backend.logits(&a.sampled, norm, linear, &adapters, &mut a.logits);
         false
+    }
+}
+
+impl Head {
+    /// Asks for its own weights, each once.
+    pub(crate) fn new(weights: &mut dyn Weights, config: &DecoderConfig) -> Result<Self, EngineError> {
+        let (Some(number), [layer]) = (config.head_layer, &config.layers[..]) else {
+            return Err(EngineError::Internal("a model was to be loaded as a head".into()));
+        };
+        Ok(Self {
+            fusion: Fusion::new(weights, number, config.hidden_size)?,
+            layer: Layer::new(weights, layer, number, config.hidden_size)?,
+            output_norm: weights.norm(WeightId::layer(number, Role::MtpOutputNorm), [1, config.hidden_size])?,
+        })
+    }
+
+    /// Together with what it shares with its model.
+    pub(crate) fn beside(self, model: &Decoder) -> Decoder {
+        Decoder {
+            embedding: model.embedding.clone(),
+            embedding_scale: model.embedding_scale,
+            layers: vec![self.layer],
+            output_norm: self.output_norm,
+            output: model.output.clone(),
+            logit_scale: model.logit_scale,
+            fusion: Some(self.fusion),
+        }
     }
 }
 

@@ -274,6 +274,15 @@ impl ModelFiles {
         Ok(Self { config, ..self })
     }
 
+    /// The head behind this model's layers that predicts further tokens, with weights of the same files.
+    ///
+    /// # Errors
+    /// [`EngineError::NotSupported`] where there is none, or nothing of it is computed.
+    pub(crate) fn into_head(self) -> Result<Self, EngineError> {
+        let config = super::mtp::head_config(&self.config, Some(&self.weights))?;
+        self.with_config(config)
+    }
+
     /// The same, whose float weights are quantized as they are loaded.
     #[must_use]
     pub fn with_isq(self, isq: Option<Isq>) -> Self {

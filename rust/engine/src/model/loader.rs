@@ -87,7 +87,7 @@ impl Weights for Loader<'_> {
             }
         }
         // Nothing but a product is between it and the logits.
-        if id.role == Role::OutputNorm {
+        if matches!(id.role, Role::OutputNorm | Role::MtpOutputNorm) {
             for w in weight.iter_mut().chain(bias.iter_mut().flatten()) {
                 *w *= self.config.logit_scale;
             }

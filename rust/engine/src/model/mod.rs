@@ -10,6 +10,7 @@ pub mod fields;
 pub mod files;
 mod latent;
 pub(crate) mod loader;
+pub(crate) mod mtp;
 pub(crate) mod part;
 mod recurrent;
 pub mod rope;

@@ -28,6 +28,7 @@ pub(crate) trait Weights {
 }
 
 /// A matrix whose rows are looked up: by the host as it is stored, or by a backend that has loaded it.
+#[derive(Clone)]
 pub(crate) enum Table {
     Stored(WeightView),
     Loaded(Linear),

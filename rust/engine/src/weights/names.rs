@@ -97,6 +97,14 @@ pub enum Role {
     SharedWeight,
     /// After the feed-forward network, before the residual addition.
     PostFfnNorm,
+    /// Of a layer that predicts further tokens: of the token's embedding.
+    MtpEmbeddingNorm,
+    /// The same: of the hidden state before it.
+    MtpHiddenNorm,
+    /// `[hidden_size, 2 * hidden_size]`: what it makes of both, the embedding first.
+    MtpInput,
+    /// What it has in place of the output norm.
+    MtpOutputNorm,
 }
 
 /// The names of an architecture's Hugging Face checkpoints that differ from the usual ones. A `*` stands for the numbers 0, 1,
@@ -178,6 +186,10 @@ impl Role {
             Self::DeltaA => ("ssm_alpha", "linear_attn.in_proj_a"),
             Self::DeltaBa => ("ssm_ba", "linear_attn.in_proj_ba"),
             Self::PostFfnNorm => ("post_ffw_norm", "post_feedforward_layernorm"),
+            Self::MtpEmbeddingNorm => ("nextn.enorm", "enorm"),
+            Self::MtpHiddenNorm => ("nextn.hnorm", "hnorm"),
+            Self::MtpInput => ("nextn.eh_proj", "eh_proj"),
+            Self::MtpOutputNorm => ("nextn.shared_head_norm", "shared_head.norm"),
         }
     }
 }

@@ -10,6 +10,7 @@ use device::{KvGroupMetadata, StepMetadata};
 use paged::{RequestId, ScheduledRequest, SchedulerOutput};
 use rustc_hash::FxHashSet;
 
+use super::heads::HiddenStates;
 use crate::{
     EngineError,
     input_batch::InputBatch,
@@ -17,27 +18,29 @@ use crate::{
     sampler::largest,
 };
 
-/// The draft model of an engine thread.
+/// The draft model of an engine thread, or a head of the model itself (`heads.rs`).
 pub struct Drafter {
-    runner: ModelRunner,
+    pub(super) runner: ModelRunner,
     /// Tokens of the model.
     vocab_size: usize,
     /// Requests whose drafts are what a grammar forces.
     pub(super) forced: FxHashSet<RequestId>,
+    /// What a head goes on from; `None` for a model.
+    pub(super) states: Option<HiddenStates>,
     /// One pass of its own.
-    token_ids: Vec<u32>,
-    step: StepMetadata,
-    tokens: Vec<u32>,
+    pub(super) token_ids: Vec<u32>,
+    pub(super) step: StepMetadata,
+    pub(super) tokens: Vec<u32>,
 }
 
 /// Rows of a request in a pass.
-struct PassRows {
+pub(super) struct PassRows {
     /// Its number among those of the step.
-    index: usize,
+    pub(super) index: usize,
     /// Rows of the step.
-    rows: Range<usize>,
+    pub(super) rows: Range<usize>,
     /// What follows the last of them is a draft.
-    has_output: bool,
+    pub(super) has_output: bool,
 }
 
 impl Drafter {
@@ -47,10 +50,17 @@ impl Drafter {
             runner,
             vocab_size,
             forced: FxHashSet::default(),
+            states: None,
             token_ids: Vec::new(),
             step: StepMetadata::default(),
             tokens: Vec::new(),
         }
+    }
+
+    /// The same with a head of the model itself.
+    pub fn of_head(runner: ModelRunner) -> Self {
+        let (vocab_size, hidden_size) = (runner.config().vocab_size, runner.config().hidden_size);
+        Self { states: Some(HiddenStates::new(hidden_size)), ..Self::new(runner, vocab_size) }
     }
 
     /// Computes a step's rows, and puts the drafts in their places in the step. `prompt_len`: tokens of a request's prompt.
@@ -60,6 +70,9 @@ impl Drafter {
         output: &mut SchedulerOutput,
         prompt_len: impl Fn(RequestId) -> usize,
     ) -> Result<(), EngineError> {
+        if self.states.is_some() {
+            return self.guess(batch, output, prompt_len);
+        }
         let most = output.rows.iter().map(|row| self.num_drafts(row)).max();
         for pass in 0..=most.unwrap_or(0) {
             let rows = self.rows(pass, batch, output);
@@ -69,21 +82,26 @@ impl Drafter {
             }
             self.runner.execute(&self.token_ids, &self.step)?;
             self.choose(&rows)?;
-            let mut tokens = self.tokens.iter();
-            for of in rows.iter().filter(|of| of.has_output) {
-                let (Some(token), place) = (tokens.next(), of.rows.end) else { break };
-                // One that only the draft model has is as wrong as any.
-                let token = if (*token as usize) < self.vocab_size { *token } else { 0 };
-                batch.token_ids[place] = token;
-                let before: usize = output.rows[..of.index].iter().map(|row| row.num_drafts).sum();
-                output.drafts[before + pass] = token;
-            }
+            self.put(pass, &rows, batch, output);
         }
         Ok(())
     }
 
+    /// Puts the drafts of a pass in their places.
+    pub(super) fn put(&self, pass: usize, rows: &[PassRows], batch: &mut InputBatch, output: &mut SchedulerOutput) {
+        let mut tokens = self.tokens.iter();
+        for of in rows.iter().filter(|of| of.has_output) {
+            let (Some(token), place) = (tokens.next(), of.rows.end) else { break };
+            // One that only the draft model has is as wrong as any.
+            let token = if (*token as usize) < self.vocab_size { *token } else { 0 };
+            batch.token_ids[place] = token;
+            let before: usize = output.rows[..of.index].iter().map(|row| row.num_drafts).sum();
+            output.drafts[before + pass] = token;
+        }
+    }
+
     /// Drafts of a row that it is to make.
-    fn num_drafts(&self, row: &ScheduledRequest) -> usize {
+    pub(super) fn num_drafts(&self, row: &ScheduledRequest) -> usize {
         if self.forced.contains(&row.request_id) { 0 } else { row.num_drafts }
     }
 
@@ -111,7 +129,7 @@ impl Drafter {
     }
 
     /// The rows of a pass, flat.
-    fn fill(
+    pub(super) fn fill(
         &mut self,
         rows: &[PassRows],
         batch: &InputBatch,
@@ -148,7 +166,7 @@ impl Drafter {
     }
 
     /// The likeliest tokens behind the rows of the pass that have an output.
-    fn choose(&mut self, rows: &[PassRows]) -> Result<(), EngineError> {
+    pub(super) fn choose(&mut self, rows: &[PassRows]) -> Result<(), EngineError> {
         self.tokens.clear();
         let ends = rows.iter().zip(&self.step.query_start_loc[1..]);
         let wanted: Vec<_> = ends.filter(|(of, _)| of.has_output).map(|(_, end)| end - 1).collect();

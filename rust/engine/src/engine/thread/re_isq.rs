@@ -46,6 +46,9 @@ impl EngineThread {
         let backend = std::sync::Arc::clone(self.runner.backend());
         let swapper = tier::open(&files, &config, &self.runner, &*backend, digest.as_ref())?;
         self.runner.replace(weights, files.config())?;
+        if let Some(drafter) = self.drafter.as_mut().filter(|drafter| drafter.is_head()) {
+            drafter.runner.share(&self.runner);
+        }
         let flush = swapper.as_ref().map(Swapper::flush_on_drop);
         self.swapper = swapper;
         if let (Some(teller), Some(digest)) = (&mut self.teller, &digest) {

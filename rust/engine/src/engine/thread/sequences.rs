@@ -98,6 +98,9 @@ impl EngineThread {
 
     /// Copies the states that a fork goes on from.
     fn fork_states(&mut self, source: RequestId, child: RequestId) {
+        if let Some(states) = self.drafter.as_mut().and_then(|drafter| drafter.states.as_mut()) {
+            states.fork(source, child);
+        }
         if !self.runner.config().is_recurrent() {
             return;
         }

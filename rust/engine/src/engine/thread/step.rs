@@ -4,9 +4,10 @@ use std::{sync::Arc, time::Instant};
 
 use device::AdapterRows;
 use paged::{RequestId, SchedulerOutput, StuckReport};
+use rustc_hash::FxHashMap;
 
 use super::{
-    ActiveChoice, EngineThread, HeldImages,
+    ActiveChoice, Drafter, EngineThread, HeldImages,
     constrained::{add_forced, allowed_drafts},
     sampling::Wanted,
     ticks,
@@ -23,6 +24,12 @@ use crate::{
 
 /// Requests that are answered at once, up to which forced text is drafted: with more of them rows are dearer than steps.
 const MAX_FORCING: usize = 4;
+
+/// Tokens of a request's prompt.
+fn prompt_len(active: &FxHashMap<RequestId, ActiveChoice>, requests: &FxHashMap<u64, ActiveRequest>, id: RequestId) -> usize {
+    let request = active.get(&id).and_then(|active| requests.get(&active.request_number));
+    request.map_or(0, |request| request.submitted().prompt_token_ids.len())
+}
 
 impl EngineThread {
     pub(super) fn step(&mut self) {
@@ -87,13 +94,14 @@ impl EngineThread {
         }
         let (scheduler, active, requests) = (&self.scheduler, &mut self.active, &self.requests);
         let mut has_prompts = scheduler.num_waiting() > 0;
+        let needs_next = self.drafter.as_ref().is_some_and(Drafter::is_head);
         let answered = scheduler.running_requests().filter_map(|id| {
             let num_tokens = scheduler.token_ids(id).len();
             let is_next = scheduler.num_computed_tokens(id).is_some_and(|(computed, _)| computed + 1 == num_tokens);
             has_prompts |= !is_next;
             // The first tokens of several choices come from one row.
             let active = active.get(&id).filter(|active| !active.leads && active.output == OutputKind::Tokens)?;
-            let is_answered = is_next || num_tokens > scheduler.num_prompt_tokens(id);
+            let is_answered = is_next || (!needs_next && num_tokens > scheduler.num_prompt_tokens(id));
             is_answered.then_some(Answered { id, history: active.drafts, forced: Vec::new() })
         });
         let mut answered: Vec<_> = answered.collect();
@@ -158,18 +166,31 @@ impl EngineThread {
         self.count_images(&encoded);
         self.states.advance(output);
         self.report_prompt_logprobs(output)?;
-        self.compute_outputs(output)
+        self.compute_outputs(output)?;
+        self.catch_up(output);
+        Ok(())
     }
 
     /// Has the draft model fill in the drafts of a step. Should it fail, there are no more; those of this step are wrong.
     fn make_drafts(&mut self, output: &mut SchedulerOutput) {
         let Some(drafter) = &mut self.drafter else { return };
         let (batch, active, requests) = (&mut self.batch, &self.active, &self.requests);
-        let prompt_len = |id| {
-            let request = active.get(&id).and_then(|active: &ActiveChoice| requests.get(&active.request_number));
-            request.map_or(0, |request| request.submitted().prompt_token_ids.len())
-        };
-        let failed = match caught(|| drafter.run(batch, output, prompt_len)) {
+        let prompt_len = |id| prompt_len(active, requests, id);
+        let made = caught(|| drafter.run(batch, output, prompt_len));
+        self.check_drafts(made);
+    }
+
+    /// Has a head that makes drafts compute what the model has computed. Should it fail, there are no more drafts.
+    fn catch_up(&mut self, output: &SchedulerOutput) {
+        let Some(drafter) = &mut self.drafter else { return };
+        let (runner, batch, active, requests) = (&self.runner, &self.batch, &self.active, &self.requests);
+        let of_requests = (|id| prompt_len(active, requests, id), |id| active.contains_key(&id));
+        let caught_up = caught(|| drafter.catch_up(runner, batch, output, of_requests));
+        self.check_drafts(caught_up);
+    }
+
+    fn check_drafts(&mut self, made: Result<Result<(), EngineError>, String>) {
+        let failed = match made {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
             Err(why) => why,
