@@ -87,21 +87,26 @@ fn project(backend: &dyn Backend, weight: &WeightView, precision: Precision, bia
     fetched(backend, out)
 }
 
-/// Rows up to which a weight is multiplied without rounding.
-fn few(dtype: DType) -> usize {
-    if matches!(dtype, DType::Ggml(_)) { 32 } else { 8 }
+fn is_quantized(dtype: DType) -> bool {
+    matches!(dtype, DType::Ggml(_))
 }
 
+/// Rows up to which a weight is multiplied without rounding it.
+fn few(dtype: DType) -> usize {
+    if is_quantized(dtype) { 32 } else { 8 }
+}
+
+/// Activations beside packed weights are rounded from the first row on.
 #[test]
-fn activations_are_rounded_from_the_first_row_too_many_for_a_gemv() {
+fn values_are_rounded_from_the_first_row_too_many_for_few() {
     let mut rng = Rng::new(1);
     for (dtype, out_features) in DTYPES.into_iter().flat_map(|dtype| [33, 100].map(|n| (dtype, n))) {
         let weight = view(&mut rng, dtype, out_features, COLS);
         let bias = rng.floats(out_features);
-        for rows in [few(dtype), few(dtype) + 1, 77] {
+        for rows in [1, few(dtype) / 2, few(dtype), few(dtype) + 1, 77] {
             let x = rng.floats(rows * COLS);
             let many = rows > few(dtype);
-            let seen: Vec<f32> = x.iter().map(|x| if many { round(dtype, *x) } else { *x }).collect();
+            let seen: Vec<f32> = x.iter().map(|x| if many || is_quantized(dtype) { round(dtype, *x) } else { *x }).collect();
             let read = if many { rounded(&weight) } else { weight.clone() };
             for bias in [None, Some(&bias)] {
                 let expected = project(&ReferenceBackend::new(), &read, Precision::Exact, bias, &seen);
