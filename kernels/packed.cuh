@@ -1,11 +1,11 @@
-// Quantized weights as tensor cores take them: rust/device/src/cuda/packed.rs writes what is read here, and docs/packed-layouts.md
-// shows it.
+// Quantized weights as tensor cores take them: rust/device/src/cuda/packed.rs writes what is read here, and
+// docs/packed-layouts.md shows it.
 //
 //   panel  64 features; its stages follow each other, so a CTA reads one stream
 //   stage  STAGE_BLOCKS blocks (the last one of a row may have fewer), then the scales of their super-blocks
 //   block  64 features x 32 columns: codes, then what scales them
 //   tile   16 features of a block. Lane 4 g + t has, for step s of its two steps of 16 columns, the columns 16 s + 4 t .. + 4 of
-//          features g and g + 8: the fragment a of multiply_tiles, in which column 16 s + 4 t + 2 p + e stands for slot 8 p + 2 t + e
+//          features g and g + 8: the fragment a of multiply_tiles, where column 16 s + 4 t + 2 p + e has place 8 p + 2 t + e
 //
 // Fragments hold whole numbers, which bf16 has exactly: OFFSET + the code's distance from the lowest one. Scales are multiplied
 // into sums, in f32, so a weight is what its file says.
@@ -101,7 +101,9 @@ struct LaneCodes {
     }
 };
 
-__device__ __forceinline__ float byte_value(uint32_t word, int index) { return weights::code_value(word >> 8 * index & 0xff, 0.0f); }
+__device__ __forceinline__ float byte_value(uint32_t word, int index) {
+    return weights::code_value(word >> 8 * index & 0xff, 0.0f);
+}
 
 // The same times `by`, in fewer instructions; exact, as the product is, but for the sign of a zero.
 __device__ __forceinline__ float times_byte(float by, uint32_t word, int index) {
@@ -171,8 +173,8 @@ constexpr unsigned EXPANDED_BYTES = TILES * 8 * 16;
 // Scales of a block whose super-block has some, multiplied by those: a warp writes [tile, g] what `ExpandedScales` reads.
 template <class Format>
 __device__ __forceinline__ void expand_scales(const unsigned char* block, const unsigned char* super_scales, unsigned char* to) {
-    // Lane 8 i + g: of features g and g + 8 of two tiles, scales in the lower half of the warp and minima, or scales of the second
-    // 16 columns, in the upper half.
+    // Lane 8 i + g: of features g and g + 8 of two tiles, scales in the lower half of the warp; in the upper half minima, or scales
+    // of the second 16 columns.
     const unsigned lane = threadIdx.x % 32, g = lane % 8, upper = lane / 16, tiles = lane / 8 % 2;
     const uint32_t codes = *reinterpret_cast<const uint32_t*>(block + Format::CODE_BYTES + g * 16 + upper * 8 + tiles * 4);
     const uint2 super = *reinterpret_cast<const uint2*>(super_scales + (Format::HAS_MIN ? upper * 128 : 0) + g * 16 + tiles * 8);
@@ -196,7 +198,8 @@ template <class Format>
 struct ExpandedScales {
     const float4* expanded;
 
-    __device__ __forceinline__ ExpandedScales(const unsigned char* at, unsigned g) : expanded(reinterpret_cast<const float4*>(at) + g) {}
+    __device__ __forceinline__ ExpandedScales(const unsigned char* at, unsigned g)
+        : expanded(reinterpret_cast<const float4*>(at) + g) {}
     __device__ __forceinline__ float2 scales(int tile, int group) const {
         const float4 x = expanded[tile * 8];
         return group ? make_float2(x.z, x.w) : make_float2(x.x, x.y);

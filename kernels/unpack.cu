@@ -72,10 +72,14 @@ __device__ void embed(const PackedEmbedArgs& args) {
         for (int i = 0; i < int(packed::TILES) * 2; i++) {
             const int own_tile = i / 2, own_step = i % 2;
             if (unsigned(own_tile) != tile || unsigned(own_step) != step) continue;
-            const float2 scales = lane_scales.scales(own_tile, own_step / Format::SCALE_STEPS), minima = lane_scales.minima(own_tile);
+            const float2 scales = lane_scales.scales(own_tile, own_step / Format::SCALE_STEPS);
+            const float2 minima = lane_scales.minima(own_tile);
             const float scale = half ? scales.y : scales.x, minimum = half ? minima.y : minima.x;
-            const float2 low = values<Format>(half ? codes.pair(own_tile, own_step, 1) : codes.pair(own_tile, own_step, 0), scale, minimum);
-            const float2 high = values<Format>(half ? codes.pair(own_tile, own_step, 3) : codes.pair(own_tile, own_step, 2), scale, minimum);
+            uint32_t pairs[4];
+#pragma unroll
+            for (int place = 0; place < 4; place++) pairs[place] = codes.pair(own_tile, own_step, place);
+            const float2 low = values<Format>(half ? pairs[1] : pairs[0], scale, minimum);
+            const float2 high = values<Format>(half ? pairs[3] : pairs[2], scale, minimum);
             *reinterpret_cast<float4*>(out + column) =
                 make_float4(low.x * args.scale, low.y * args.scale, high.x * args.scale, high.y * args.scale);
         }

@@ -24,12 +24,12 @@ use super::{
 
 /// Rows up to which a weight of floats is multiplied by `gemv_*`.
 const FEW_ROWS: usize = GEMV_ROWS[GEMV_ROWS.len() - 1];
-/// The same of a quantized weight that is not packed: its bytes are read once for 8 rows, and taken apart they would be written and
-/// read in 16 bits. Of packed ones, rows up to which they are multiplied by `gemm_*`.
+/// The same of a quantized weight that is not packed: its bytes are read once for 8 rows, and taken apart they would be written
+/// and read in 16 bits. Packed ones are multiplied by `gemm_*` up to so many rows.
 const FEW_QUANTIZED_ROWS: usize = gemm::MAX_ROWS;
 /// Bytes of a slice of a quantized weight in bf16: what the L2 of a large GPU holds, so that the product finds it there.
 const TILE_BYTES: usize = 32 << 20;
-/// A slice begins at a multiple of so many features, so that its columns of the output are aligned to 256 bytes, and with a panel.
+/// A slice begins at a multiple of so many features: with a panel, and its columns of the output are aligned to 256 bytes.
 const TILE_FEATURES: usize = PANEL_ROWS;
 /// Values that a CTA of `round_values` takes.
 const ROUNDED_VALUES: usize = 1024;

@@ -1,8 +1,7 @@
-//! Products of packed weights, by `gemm_*`: up to 32 rows for one reading of the weight, and a row gets the same bits beside any
-//! others.
+//! Products of packed weights, by `gemm_*`: up to 32 rows for one reading. A row gets the same bits beside any others.
 //!
-//! CTAs share a weight by its features, and by its columns where there are too few of them: such parts are summed in an order that
-//! the weight's shape decides.
+//! CTAs share a weight by its features, and by its columns where there are too few of them. Such parts are summed in an order
+//! that the weight's shape decides.
 
 use std::sync::Arc;
 
@@ -207,7 +206,7 @@ mod tests {
     #[test]
     fn large_weights_are_cut_into_some_ctas_for_each_multiprocessor() {
         // Llama-3-8B.
-        for shape in [[4096, 4096], [14_336, 4096], [4096, 14_336], [128_256, 4096]] {
+        for shape in [[4096_usize, 4096], [14_336, 4096], [4096, 14_336], [128_256, 4096]] {
             let ctas = shape[0].div_ceil(CUT_FEATURES) * Cut::of(shape, 256).num_parts;
             assert!((256..=1002).contains(&ctas), "{shape:?}: {ctas}");
         }
