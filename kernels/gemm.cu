@@ -162,7 +162,8 @@ __device__ __forceinline__ void store(const GemmArgs& args, unsigned panel, unsi
     if (place.row >= args.num_rows || feature >= args.out_features) return;
     if (args.bias) sum += args.bias[feature];
     float* out = args.out + size_t(place.row) * args.out_stride + feature;
-    *out = args.accumulate ? *out + sum * args.scale : sum * args.scale;
+    // Of all kernels alike, whether or not the compiler would contract it.
+    *out = args.accumulate ? fmaf(sum, args.scale, *out) : sum * args.scale;
 }
 
 // Leaves the sums of all quarters in the first one: (0 + 2) + (1 + 3).

@@ -31,7 +31,7 @@ BYTES_PER_CYCLE = BYTES_PER_SECOND / MULTIPROCESSORS / CLOCK_HZ
 
 @dataclass(frozen=True)
 class Loop:
-    """What a turn of a warp's main loop takes: the loop within it, if there is one that runs `inner_turns` times, included."""
+    """What a turn of a warp's main loop takes; loops within it, where there are some, run `inner_turns` times."""
 
     module: str
     kernel: str
@@ -41,10 +41,9 @@ class Loop:
 
 
 def gemm(name: str, stage_bytes: int, stage_columns: int) -> list[Loop]:
-    """A warp takes a quarter of a stage of 64 features; with 32 rows, block by block in a loop of its own."""
-    values, read = 64 * stage_columns // 4, stage_bytes // 4
-    blocks = stage_columns // 128
-    return [Loop("gemm", f"gemm_{name}_r{rows}", values, read, blocks if rows == 32 else 1) for rows in (8, 16, 32)]
+    """A warp takes a quarter of a stage of 64 features, with many rows block by block in a loop of its own."""
+    values, read, blocks = 64 * stage_columns // 4, stage_bytes // 4, stage_columns // 128
+    return [Loop("gemm", f"gemm_{name}_r{rows}", values, read, blocks) for rows in (8, 16, 32)]
 
 
 LOOPS = [

@@ -103,7 +103,7 @@ fn values_are_rounded_from_the_first_row_too_many_for_few() {
     for (dtype, out_features) in DTYPES.into_iter().flat_map(|dtype| [33, 100].map(|n| (dtype, n))) {
         let weight = view(&mut rng, dtype, out_features, COLS);
         let bias = rng.floats(out_features);
-        for rows in [1, few(dtype) / 2, few(dtype), few(dtype) + 1, 77] {
+        for rows in [few(dtype), few(dtype) + 1, 77] {
             let x = rng.floats(rows * COLS);
             let many = rows > few(dtype);
             let seen: Vec<f32> = x.iter().map(|x| if many || is_quantized(dtype) { round(dtype, *x) } else { *x }).collect();
@@ -114,6 +114,19 @@ fn values_are_rounded_from_the_first_row_too_many_for_few() {
                 let what = format!("{dtype}, {rows} rows, {out_features} features, bias {}", bias.is_some());
                 assert_close(&actual, &expected, [1e-4, 1e-5], &what);
             }
+        }
+    }
+}
+
+#[test]
+fn weights_take_the_bytes_that_are_planned_for_them() {
+    let mut rng = Rng::new(5);
+    for (dtype, precision) in DTYPES.into_iter().flat_map(|d| [Precision::Exact, Precision::Fast].map(|p| (d, p))) {
+        for rows in [33, 128] {
+            let (weight, cuda) = (view(&mut rng, dtype, rows, COLS), cuda());
+            let backend: &dyn Backend = &cuda;
+            let bytes = linear(backend, &weight, precision, None).bytes();
+            assert_eq!(bytes, backend.linear_bytes(dtype, [rows, COLS], precision), "{dtype} {precision:?}");
         }
     }
 }

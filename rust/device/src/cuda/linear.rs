@@ -93,15 +93,12 @@ impl CudaLinear {
             )));
         }
         let format = weight_suffix(weight.dtype).ok_or_else(|| unsupported(&options.name, weight.dtype))?;
-        let (memory, form) = match PackedFormat::of(weight.dtype, options.precision) {
-            Some(packed) => {
-                let kernels = PackedKernels::new(packed, &format)?;
-                (DeviceMemory::of(driver, &packed.pack(weight, num_threads))?, Form::Packed(kernels))
-            }
-            None => {
-                let kernels = StoredKernels::new(&format, weight.row_bytes())?;
-                (DeviceMemory::of(driver, weight.bytes())?, Form::Stored(kernels))
-            }
+        let (memory, form) = if let Some(packed) = PackedFormat::of(weight.dtype, options.precision) {
+            let kernels = PackedKernels::new(packed, &format)?;
+            (DeviceMemory::of(driver, &packed.pack(weight, num_threads))?, Form::Packed(kernels))
+        } else {
+            let kernels = StoredKernels::new(&format, weight.row_bytes())?;
+            (DeviceMemory::of(driver, weight.bytes())?, Form::Stored(kernels))
         };
         Ok(Self {
             weight: memory,
