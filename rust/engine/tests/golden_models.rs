@@ -383,12 +383,15 @@ fn cuda_backend_agrees_with_goldens_of_quantized_files() {
         let files = vec![folder.join(format!("llama-{name}.gguf"))];
         (ModelSource::Gguf { files, tokenizer_dir: None, tokenizer_json: None }, cases_in(&folder))
     };
-    for (source, mut cases) in [ggml("llama-q4_0"), ggml("llama-q8_0"), gguf("IQ1_S"), gguf("IQ3_XXS")] {
-        for (precision, chunk) in [(Precision::Fast, 1), (Precision::Fast, 17), (Precision::Deterministic, common::MAX_TOKENS)] {
-            let backend = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
-            let mut runner = load(&source, Arc::new(backend), precision, KvDType::F16);
-            check_cases(&mut runner, &format!("{source:?}"), cases.drain(..1), chunk, BF16);
-        }
+    let check = |(source, cases): (ModelSource, Vec<Case>), precision, chunk| {
+        let backend = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
+        let mut runner = load(&source, Arc::new(backend), precision, KvDType::F32);
+        check_cases(&mut runner, &format!("{source:?}"), cases.into_iter().take(1), chunk, BF16);
+    };
+    check(ggml("llama-q4_0"), Precision::Fast, 1);
+    check(ggml("llama-q4_0"), Precision::Deterministic, common::MAX_TOKENS);
+    for quantized in [ggml("llama-q8_0"), gguf("IQ1_S"), gguf("IQ3_XXS")] {
+        check(quantized, Precision::Fast, 17);
     }
 }
 
