@@ -59,9 +59,10 @@ test-rust: ## the Rust tests
 test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## the Python tests
 	$(VENV)/bin/python -m pytest
 
+# Clients leave sockets and event loops open.
 .PHONY: test-clients
 test-clients: $(CLIENTS)/package $(CLIENTS)/tools $(CLIENTS)/model ## the server through every client that we know, in an environment of their own
-	$(CLIENTS)/bin/python -m pytest tests/test_clients.py tests/test_openapi.py
+	$(CLIENTS)/bin/python -m pytest -W ignore::ResourceWarning tests/test_clients.py tests/test_openapi.py
 
 .PHONY: test-ray
 test-ray: $(RAY)/package $(RAY)/model ## replicas under Ray Serve and batches of Ray Data, in an environment of their own

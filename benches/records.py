@@ -49,8 +49,13 @@ class Run:
         return None if roof is None or bytes_per_second is None else bytes_per_second / (1e9 * roof)
 
     def bytes_read(self, seen: float, streams: int = 1) -> float:
-        """Bytes that a step of so many streams reads: the weights, and keys and values of the tokens that each sees."""
-        return float(self.model["weight_bytes"] + streams * seen * self.model["kv_bytes_per_token"])
+        """Bytes that a step of so many streams reads: the weights, and keys and values of the tokens that each sees.
+
+        Of experts, those that are met at random by some token.
+        """
+        missed = (1 - self.model["expert_share"]) ** streams
+        weights = self.model["weight_bytes"] - missed * self.model["expert_bytes"]
+        return float(weights + streams * seen * self.model["kv_bytes_per_token"])
 
     def decode_bytes_per_second(self) -> float | None:
         """What decoding one stream reads."""

@@ -15,6 +15,10 @@ from conftest import GOLDEN
 from mistral_paged import ChatCompletionRequest, Runner, Which
 
 BENCHES = Path(__file__).parent.parent / "benches"
+sys.path.insert(0, str(BENCHES))
+from model_bytes import heads_of  # noqa: E402
+from records import Run  # noqa: E402
+
 MODEL = GOLDEN / "gguf" / "llama.gguf"
 
 
@@ -41,7 +45,7 @@ def write(path: Path, *entries: dict[str, Any]) -> Path:
     machine = {"cpu": "a processor", "cpus": 2, "extensions": ["avx2"], "cache_kib": 1024, "memory_bytes": 1 << 30}
     machine |= {"system": "Linux", "python": "3.12", "date": "2026-01-02", "commit": "0123456789", "load": 0.0}
     model = {"name": "a.gguf", "file_bytes": 1_000_000, "weight_bytes": 1_000_000, "kv_bytes_per_token": 1000}
-    model |= {"layer_parameters": 2_000_000, "attention_flop_per_pair": 100}
+    model |= {"expert_bytes": 0, "expert_share": 1.0, "layer_parameters": 2_000_000, "attention_flop_per_pair": 100}
     lines = [{"record": "machine", **machine}, {"record": "model", **model}, *entries]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -60,6 +64,26 @@ def report(folder: Path, *records: Path) -> str:
     run("report.py", *map(str, records), "--output", str(folder), "--criterion", str(folder))
     assert (folder / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
     return (folder / "benchmarks.md").read_text()
+
+
+def test_what_a_token_reads_of_experts_latent_attention_and_hybrids() -> None:
+    sizes = {"block_count": 3, "embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2}
+
+    def heads(**more: Any) -> Any:
+        named = {key.replace("__", "."): value for key, value in more.items()}
+        return heads_of({"general.architecture": "a"} | {f"a.{key}": value for key, value in (sizes | named).items()})
+
+    dense = heads()
+    assert (dense.kv_values, dense.flop_per_pair) == (3 * 2 * (16 + 16), 3 * 4 * 4 * 16)
+    assert heads(attention__head_count_kv=[0, 2, 0]).kv_values == 2 * (16 + 16)
+    latent = {"attention__head_count_kv": 1, "attention__key_length": 24, "attention__value_length": 16}
+    assert heads(**latent, attention__kv_lora_rank=16).kv_values == 3 * 24
+    mixture = heads(expert_count=8, expert_used_count=2)
+    assert (mixture.experts_used, mixture.experts) == (2, 8)
+    model = {"weight_bytes": 100, "expert_bytes": 80, "expert_share": 2 / 8, "kv_bytes_per_token": 1}
+    run = Run(machine={}, model=model)
+    assert run.bytes_read(0) == 20 + 80 / 4
+    assert run.bytes_read(10, 2) == 20 + 80 * (1 - 0.75**2) + 2 * 10
 
 
 def test_throughput_measures_everything(records: Path) -> None:

@@ -21,7 +21,7 @@ from test_server import Server, serving
 
 from mistral_paged import ChatCompletionRequest, CompletionRequest, InvalidArgumentError, Runner
 
-# The number is 2000; `make test-grammars` takes so many.
+# `make test-grammars` takes 2000.
 NUM_SCHEMAS = int(os.environ.get("SCHEMAS", "100"))
 COLOUR = {
     "type": "object",

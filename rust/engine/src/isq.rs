@@ -231,17 +231,17 @@ fn quantize_rows(
 /// The exponent that makes the largest magnitude of 32 values one of e2m1's largest binade, then the nearest codes, as gguf-py
 /// has it.
 fn mxfp4(values: &[f32], out: &mut [u8]) {
-    const DOUBLED: [f32; 8] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0];
+    // Halfway between neighbours of 0, 1, 2, 3, 4, 6, 8 and 12, e2m1's magnitudes doubled. What lies there takes the lower one.
+    const BETWEEN: [f64; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
     let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
     let exponent = if largest > 0.0 { (largest.log2().floor() as i32 + 125).clamp(0, 254) } else { 0 };
-    // Half of e8m0's power, as codes are doubled.
-    let scale = 2f64.powi(exponent - 128);
+    // The inverse of half of e8m0's power, as codes are doubled: exact, and beyond an f32.
+    let inverse = 2f64.powi(128 - exponent);
     let code = |value: f32| {
-        let size = f64::from(value.abs()) / scale;
-        let distance = |i: &usize| (f64::from(DOUBLED[*i]) - size).abs();
-        let nearest = (0..8).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(0) as u8;
+        let size = f64::from(value.abs()) * inverse;
+        let nearest: u8 = BETWEEN.iter().map(|between| u8::from(size > *between)).sum();
         // A zero has no sign.
-        if value < 0.0 && nearest > 0 { nearest | 8 } else { nearest }
+        nearest | u8::from(value < 0.0 && nearest > 0) << 3
     };
     out[0] = exponent as u8;
     for (i, out) in out[1..].iter_mut().enumerate() {

@@ -230,13 +230,15 @@ impl Decoder {
         let of_vocab = |role| Matrix::new(WeightId::global(role), [config.vocab_size, config.hidden_size], false);
         let is_tied = config.tie_word_embeddings;
         let embedding = if is_tied { None } else { Some(weights.table(&of_vocab(Role::Embedding))?) };
+        // Before the layers: it is the largest matrix, and while it is packed it lies twice.
+        let output = weights.linear(&of_vocab(if is_tied { Role::Embedding } else { Role::Output }))?;
         let layer = |(i, layer)| Layer::new(weights, layer, i, config.hidden_size);
         Ok(Self {
             embedding,
             embedding_scale: config.embedding_scale,
             layers: config.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?,
             output_norm: weights.norm(WeightId::global(Role::OutputNorm), [1, config.hidden_size])?,
-            output: weights.linear(&of_vocab(if is_tied { Role::Embedding } else { Role::Output }))?,
+            output,
             logit_scale: config.logit_scale,
         })
     }
