@@ -170,6 +170,40 @@ struct GemvArgs {
     uint32_t reserved;
 };
 
+// gemm_*: as gemv_*, of a weight that is packed (packed.cuh), by x rounded to bf16.
+struct GemmArgs {
+    const void* x;      // [num_rows, x_stride], f32 of gemm_*_r8, else bf16
+    const uint8_t* w;   // [ceil(out_features / 64), panel_bytes] bytes
+    const float* bias;  // [out_features] or null
+    float* out;         // [num_rows, out_stride]
+    float* parts;       // [gridDim.x, gridDim.y, 128 * capacity], for grids with more than one part: what each has summed
+    uint32_t* arrivals; // [gridDim.x], 0 before and after: parts that are done
+    uint64_t panel_bytes;
+    uint32_t num_rows, in_features, out_features, x_stride, out_stride;
+    uint32_t part_stages; // stages that a part sums, all but the last one
+    uint32_t accumulate;  // 1: added to out
+    float scale;
+};
+
+// packed_dequantize_*: rows of a packed weight, from a multiple of 64 on, as floats.
+struct PackedDequantizeArgs {
+    const uint8_t* w; // [ceil(num_rows / 64), panel_bytes] bytes
+    void* out;        // [num_rows, cols] of out_type
+    uint64_t panel_bytes;
+    uint32_t num_rows, cols, out_type, reserved;
+};
+
+// packed_embed_*: out[i] = table[token_ids[i]] * scale, of a packed table.
+struct PackedEmbedArgs {
+    const uint8_t* table; // [ceil(vocab_size / 64), panel_bytes] bytes
+    const uint32_t* token_ids;
+    float* out; // [num_tokens, cols]
+    uint64_t panel_bytes;
+    uint32_t num_tokens, cols;
+    float scale;
+    uint32_t reserved;
+};
+
 // dequantize_*: rows of a weight as floats.
 struct DequantizeArgs {
     const uint8_t* w; // [num_rows, row_bytes] bytes

@@ -37,7 +37,7 @@ FLAGS = (
     f"-gencode=arch={PTX},code={PTX}",
 )
 # What decodes: it waits for memory, and a spill is traffic of its own.
-NEVER_SPILL = ("attention_", "gemv_")
+NEVER_SPILL = ("attention_", "gemv_", "gemm_")
 
 
 class CompileError(Exception):

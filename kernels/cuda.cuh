@@ -18,6 +18,11 @@ constexpr unsigned MAX_SHARED_BYTES = 99 << 10;
     static_assert((SHARED_BYTES) <= MAX_SHARED_BYTES, "more shared memory than every target has");                           \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ ARGS args)
 
+// The same for kernels whose registers are to leave room for CTAS of them on an SM.
+#define KERNEL_OF_CTAS(NAME, ARGS, THREADS, SHARED_BYTES, CTAS)                                                              \
+    static_assert((SHARED_BYTES) <= MAX_SHARED_BYTES, "more shared memory than every target has");                           \
+    extern "C" __global__ void __launch_bounds__(THREADS, CTAS) NAME(const __grid_constant__ ARGS args)
+
 #define SHARED_MEMORY(NAME) extern __shared__ __align__(128) unsigned char NAME[]
 
 using f16 = __half;
@@ -64,6 +69,20 @@ __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t pair, uint32_t by) 
     return reinterpret_cast<const uint32_t&>(product);
 }
 
+__device__ __forceinline__ uint32_t subtract_bf16x2(uint32_t a, uint32_t b) {
+    // a - b as b * -1 + a: sm_80 has no other instruction for it.
+    uint32_t difference;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(difference) : "r"(b), "r"(0xbf80bf80u), "r"(a));
+    return difference;
+}
+
+// a & mask | bits, as one instruction; the compiler makes two of it where both are constants.
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
+    uint32_t result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(a), "r"(mask), "r"(bits));
+    return result;
+}
+
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -96,25 +115,36 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&into)[4], co
                  : "memory");
 }
 
-// sums[16, 8] += a[16, 16] b[16, 8].
+// sums[16, 8] = from[16, 8] + a[16, 16] b[16, 8].
 template <class T>
-__device__ __forceinline__ void multiply_tiles(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+__device__ __forceinline__ void multiply_tiles(float (&sums)[4], const float (&from)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 #define MULTIPLY_TILES(T, NAME)                                                                                                    \
     template <>                                                                                                                    \
-    __device__ __forceinline__ void multiply_tiles<T>(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {        \
+    __device__ __forceinline__ void multiply_tiles<T>(float (&sums)[4], const float (&from)[4], const uint32_t (&a)[4],            \
+                                                      uint32_t b0, uint32_t b1) {                                                  \
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "  \
-                     "{%0, %1, %2, %3};"                                                                                           \
-                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                                  \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                              \
+                     "{%10, %11, %12, %13};"                                                                                       \
+                     : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])                                                  \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(from[0]), "f"(from[1]), "f"(from[2]),     \
+                       "f"(from[3]));                                                                                              \
     }
 MULTIPLY_TILES(f16, "f16")
 MULTIPLY_TILES(bf16, "bf16")
 #undef MULTIPLY_TILES
+
+// A value that another CTA wrote before it fenced, past the L1 cache.
+__device__ __forceinline__ float load_of_other_cta(const float* at) { return __ldcg(at); }
 #endif
 
 // What several kernels need.
 
 constexpr unsigned WHOLE_WARP = ~0u;
+
+// sums[16, 8] += a[16, 16] b[16, 8].
+template <class T>
+__device__ __forceinline__ void multiply_tiles(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    multiply_tiles<T>(sums, sums, a, b0, b1);
+}
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll

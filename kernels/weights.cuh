@@ -453,21 +453,15 @@ __device__ __forceinline__ void run_of_row(const uint8_t* row, unsigned index, f
 
 }  // namespace weights
 
-// WHAT(name in symbols, format) for each.
-#define EACH_WEIGHT_FORMAT(WHAT)   \
+// WHAT(name in symbols, format) for those that are never packed (packed.cuh).
+#define EACH_UNPACKED_FORMAT(WHAT) \
     WHAT(f32, weights::F32)        \
     WHAT(f16, weights::F16)        \
     WHAT(bf16, weights::BF16)      \
-    WHAT(q4_0, weights::Q4_0)      \
-    WHAT(q4_1, weights::Q4_1)      \
     WHAT(q5_0, weights::Q5_0)      \
     WHAT(q5_1, weights::Q5_1)      \
-    WHAT(q8_0, weights::Q8_0)      \
     WHAT(q2_k, weights::Q2_K)      \
     WHAT(q3_k, weights::Q3_K)      \
-    WHAT(q4_k, weights::Q4_K)      \
-    WHAT(q5_k, weights::Q5_K)      \
-    WHAT(q6_k, weights::Q6_K)      \
     WHAT(iq2_xxs, weights::Iq2Xxs) \
     WHAT(iq2_xs, weights::Iq2Xs)   \
     WHAT(iq3_xxs, weights::Iq3Xxs) \
@@ -482,3 +476,13 @@ __device__ __forceinline__ void run_of_row(const uint8_t* row, unsigned index, f
     WHAT(mxfp4, weights::Mxfp4)    \
     WHAT(nvfp4, weights::Nvfp4)    \
     WHAT(q1_0, weights::Q1_0)
+
+// For each.
+#define EACH_WEIGHT_FORMAT(WHAT) \
+    EACH_UNPACKED_FORMAT(WHAT)   \
+    WHAT(q4_0, weights::Q4_0)    \
+    WHAT(q4_1, weights::Q4_1)    \
+    WHAT(q8_0, weights::Q8_0)    \
+    WHAT(q4_k, weights::Q4_K)    \
+    WHAT(q5_k, weights::Q5_K)    \
+    WHAT(q6_k, weights::Q6_K)

@@ -17,6 +17,8 @@
     static emulation::Registration NAME##_registration{NAME##_kernel};                                                   \
     static void NAME(const ARGS& args)
 
+#define KERNEL_OF_CTAS(NAME, ARGS, THREADS, SHARED_BYTES, CTAS) KERNEL(NAME, ARGS, THREADS, SHARED_BYTES)
+
 #define SHARED_MEMORY(NAME) unsigned char* const NAME = emulation::shared_memory
 
 struct alignas(8) float2 { float x, y; };
@@ -131,6 +133,10 @@ inline T atomicAdd(T* at, T value) {
     return before;
 }
 
+// CTAs come one after the other.
+inline void __threadfence() {}
+inline float load_of_other_cta(const float* at) { return *at; }
+
 // Types.
 
 using f16 = _Float16;
@@ -171,6 +177,13 @@ inline uint32_t multiply_bf16x2(uint32_t pair, uint32_t by) {
     const float2 a = unpack<bf16>(pair), b = unpack<bf16>(by);
     return pack<bf16>(a.x * b.x, a.y * b.y);
 }
+
+inline uint32_t subtract_bf16x2(uint32_t a, uint32_t b) {
+    const float2 x = unpack<bf16>(a), y = unpack<bf16>(b);
+    return pack<bf16>(x.x - y.x, x.y - y.y);
+}
+
+inline uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) { return (a & mask) | bits; }
 
 inline float exp2_fast(float x) { return exp2f(x); }
 
@@ -216,16 +229,17 @@ inline void load_matrices_transposed(uint32_t (&into)[4], const void* row) { loa
 
 struct MultiplyTiles {
     float* sums;
+    const float* from;
     const uint32_t* a;
     uint32_t b[2];
 };
 
-// sums[16, 8] += a[16, 16] b[16, 8], in fragments of mma.m16n8k16: lane l = 4 g + t holds
+// sums[16, 8] = from[16, 8] + a[16, 16] b[16, 8], in fragments of mma.m16n8k16: lane l = 4 g + t holds
 // a: rows g, g + 8, g, g + 8, columns 2t, 2t, 2t + 8, 2t + 8 (pairs); b: rows 2t, 2t + 8 (pairs) of column g;
 // sums: row g, columns 2t and 2t + 1, then row g + 8.
 template <class T>
-inline void multiply_tiles(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    MultiplyTiles mine{sums, a, {b0, b1}};
+inline void multiply_tiles(float (&sums)[4], const float (&from)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    MultiplyTiles mine{sums, from, a, {b0, b1}};
     emulation::warp(
         ~0u,
         [](void* const* lanes) {
@@ -245,11 +259,11 @@ inline void multiply_tiles(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0
                 }
             }
             for (int l = 0; l < 32; l++) {
-                float* sums = static_cast<MultiplyTiles*>(lanes[l])->sums;
+                const auto& lane = *static_cast<MultiplyTiles*>(lanes[l]);
                 for (int i = 0; i < 4; i++) {
                     float sum = 0.0f;
                     for (int k = 0; k < 16; k++) sum += a[l / 4 + i / 2 * 8][k] * b[k][l % 4 * 2 + i % 2];
-                    sums[i] += sum;
+                    lane.sums[i] = lane.from[i] + sum;
                 }
             }
         },

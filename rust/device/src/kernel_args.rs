@@ -253,6 +253,54 @@ pub struct GemvArgs {
     pub reserved: u32,
 }
 
+/// `gemm_*`: as `gemv_*`, of a weight that is packed, by x rounded to bf16.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GemmArgs {
+    pub x: DevicePtr,
+    pub w: DevicePtr,
+    pub bias: DevicePtr,
+    pub out: DevicePtr,
+    pub parts: DevicePtr,
+    pub arrivals: DevicePtr,
+    pub panel_bytes: u64,
+    pub num_rows: u32,
+    pub in_features: u32,
+    pub out_features: u32,
+    pub x_stride: u32,
+    pub out_stride: u32,
+    pub part_stages: u32,
+    pub accumulate: u32,
+    pub scale: f32,
+}
+
+/// `packed_dequantize_*`: rows of a packed weight, from a multiple of 64 on, as floats.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PackedDequantizeArgs {
+    pub w: DevicePtr,
+    pub out: DevicePtr,
+    pub panel_bytes: u64,
+    pub num_rows: u32,
+    pub cols: u32,
+    pub out_type: u32,
+    pub reserved: u32,
+}
+
+/// `packed_embed_*`: `out[i] = table[token_ids[i]] * scale`, of a packed table.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PackedEmbedArgs {
+    pub table: DevicePtr,
+    pub token_ids: DevicePtr,
+    pub out: DevicePtr,
+    pub panel_bytes: u64,
+    pub num_tokens: u32,
+    pub cols: u32,
+    pub scale: f32,
+    pub reserved: u32,
+}
+
 /// `dequantize_*`: rows of a weight as floats.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

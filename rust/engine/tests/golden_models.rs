@@ -369,6 +369,32 @@ fn cuda_backend_agrees_with_goldens_of_more_families() {
     });
 }
 
+/// Weights that are packed for tensor cores, beside others, in products of one row and of a whole prompt's, up to 32 at once.
+#[test]
+fn cuda_backend_agrees_with_goldens_of_quantized_files() {
+    let dir = golden_dir();
+    let ggml = |name: &str| {
+        let file = dir.join(format!("containers/ggml/{name}.bin"));
+        let cases = cases_of(&dir.join(format!("containers/ggml/{name}.golden.json")));
+        (ModelSource::Ggml { file, gqa: 1, tokenizer_dir: None, tokenizer_json: None }, cases)
+    };
+    let gguf = |name: &str| {
+        let folder = dir.join("gguf-quant").join(name);
+        let files = vec![folder.join(format!("llama-{name}.gguf"))];
+        (ModelSource::Gguf { files, tokenizer_dir: None, tokenizer_json: None }, cases_in(&folder))
+    };
+    let check = |(source, cases): (ModelSource, Vec<Case>), precision, chunk| {
+        let backend = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
+        let mut runner = load(&source, Arc::new(backend), precision, KvDType::F32);
+        check_cases(&mut runner, &format!("{source:?}"), cases.into_iter().take(1), chunk, BF16);
+    };
+    check(ggml("llama-q4_0"), Precision::Fast, 1);
+    check(ggml("llama-q4_0"), Precision::Deterministic, common::MAX_TOKENS);
+    for quantized in [ggml("llama-q8_0"), gguf("IQ1_S"), gguf("IQ3_XXS")] {
+        check(quantized, Precision::Fast, 17);
+    }
+}
+
 /// The kernels' real source, compiled for the CPU: some hundred times slower than the CPU's own, so a prompt or two a model. The
 /// short one is longer than windows; other rotations begin within the long one.
 #[test]

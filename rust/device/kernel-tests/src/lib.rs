@@ -8,6 +8,7 @@ mod memory;
 pub mod pool;
 pub mod random;
 pub mod scales;
+pub mod weight;
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},

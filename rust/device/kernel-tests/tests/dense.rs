@@ -87,13 +87,18 @@ fn project(backend: &dyn Backend, weight: &WeightView, precision: Precision, bia
     fetched(backend, out)
 }
 
-/// Rows up to which a weight is multiplied without rounding.
-fn few(dtype: DType) -> usize {
-    if matches!(dtype, DType::Ggml(_)) { 32 } else { 8 }
+fn is_quantized(dtype: DType) -> bool {
+    matches!(dtype, DType::Ggml(_))
 }
 
+/// Rows up to which a weight is multiplied without rounding it.
+fn few(dtype: DType) -> usize {
+    if is_quantized(dtype) { 32 } else { 8 }
+}
+
+/// Activations beside packed weights are rounded from the first row on.
 #[test]
-fn activations_are_rounded_from_the_first_row_too_many_for_a_gemv() {
+fn values_are_rounded_from_the_first_row_too_many_for_few() {
     let mut rng = Rng::new(1);
     for (dtype, out_features) in DTYPES.into_iter().flat_map(|dtype| [33, 100].map(|n| (dtype, n))) {
         let weight = view(&mut rng, dtype, out_features, COLS);
@@ -101,7 +106,7 @@ fn activations_are_rounded_from_the_first_row_too_many_for_a_gemv() {
         for rows in [few(dtype), few(dtype) + 1, 77] {
             let x = rng.floats(rows * COLS);
             let many = rows > few(dtype);
-            let seen: Vec<f32> = x.iter().map(|x| if many { round(dtype, *x) } else { *x }).collect();
+            let seen: Vec<f32> = x.iter().map(|x| if many || is_quantized(dtype) { round(dtype, *x) } else { *x }).collect();
             let read = if many { rounded(&weight) } else { weight.clone() };
             for bias in [None, Some(&bias)] {
                 let expected = project(&ReferenceBackend::new(), &read, Precision::Exact, bias, &seen);
@@ -109,6 +114,19 @@ fn activations_are_rounded_from_the_first_row_too_many_for_a_gemv() {
                 let what = format!("{dtype}, {rows} rows, {out_features} features, bias {}", bias.is_some());
                 assert_close(&actual, &expected, [1e-4, 1e-5], &what);
             }
+        }
+    }
+}
+
+#[test]
+fn weights_take_the_bytes_that_are_planned_for_them() {
+    let mut rng = Rng::new(5);
+    for (dtype, precision) in DTYPES.into_iter().flat_map(|d| [Precision::Exact, Precision::Fast].map(|p| (d, p))) {
+        for rows in [33, 128] {
+            let (weight, cuda) = (view(&mut rng, dtype, rows, COLS), cuda());
+            let backend: &dyn Backend = &cuda;
+            let bytes = linear(backend, &weight, precision, None).bytes();
+            assert_eq!(bytes, backend.linear_bytes(dtype, [rows, COLS], precision), "{dtype} {precision:?}");
         }
     }
 }

@@ -8,6 +8,8 @@ mod backend;
 mod cache;
 #[path = "dense.rs"]
 mod dense;
+#[path = "packed.rs"]
+mod packed;
 #[path = "sample.rs"]
 mod sample;
 #[path = "steps.rs"]

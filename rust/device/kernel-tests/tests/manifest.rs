@@ -35,6 +35,9 @@ fn argument_structs_have_the_same_size_on_both_sides() {
         EmbedArgs,
         DequantizeArgs,
         GemvArgs,
+        GemmArgs,
+        PackedDequantizeArgs,
+        PackedEmbedArgs,
         SampleArgs,
         TopLogprobsArgs
     ];

@@ -1,4 +1,4 @@
-//! A decoder's steps on a GPU. Activations are f32; weights lie there as in their file.
+//! A decoder's steps on a GPU. Activations are f32; weights lie there packed for tensor cores or as in their file.
 //!
 //! Everything is asked for in one order and nothing waits, until [`Phases::fetch`] copies logits to the host. A phase cannot
 //! return an error: what the driver refuses in a step is a panic with the driver's words, which ends the requests of that step.
@@ -23,6 +23,7 @@ use super::{
     kernels::{HEAD_DIMS, Kernel, kv_suffix, launch},
     linear::{CudaLinear, Rows},
     memory::{Constants, RowNumbers, Scratch},
+    packed::PackedFormat,
     planes::PlaneBlocks,
     sample::Sampling,
 };
@@ -418,12 +419,17 @@ impl Device for CudaBackend {
     }
 
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
-        let linear = CudaLinear::new(&self.driver, weight, options)?;
+        let num_threads = self.host.as_ref().map_or(1, ThreadPool::num_threads);
+        let linear = CudaLinear::new(&self.driver, weight, options, num_threads)?;
         Ok(Linear::new([weight.rows, weight.cols], linear.bytes() as u64, false, Arc::new(linear)))
     }
 
-    fn linear_bytes(&self, dtype: DType, [rows, cols]: [usize; 2], _precision: Precision) -> u64 {
-        (dtype.row_bytes(cols).unwrap_or(0) as u64 * rows as u64).next_multiple_of(16)
+    fn linear_bytes(&self, dtype: DType, [rows, cols]: [usize; 2], precision: Precision) -> u64 {
+        let bytes = match PackedFormat::of(dtype, precision) {
+            Some(format) => format.bytes([rows, cols]),
+            None => dtype.row_bytes(cols).unwrap_or(0) * rows,
+        };
+        bytes.next_multiple_of(16) as u64
     }
 
     fn loads_tables(&self) -> bool {

@@ -1,36 +1,42 @@
-//! Products of weights and the rows of a step: few rows by `gemv_*`, many by the driver's products of matrices.
+//! Products of weights and the rows of a step: few rows by `gemv_*` and, of packed weights, `gemm_*`; many by the driver's
+//! products of matrices.
 //!
 //! A product of matrices reads 16 bits: activations are rounded to the weight's type, bf16 for quantized ones, which are taken
 //! apart a slice of their features at a time. Weights in f32 keep f32. What must give the same bits whatever the rows stays with
-//! `gemv_*`.
+//! `gemv_*` and `gemm_*`.
 
 use std::sync::Arc;
 
 use crate::{
     DType, Precision, WorkspaceShape,
-    kernel_args::{DequantizeArgs, DevicePtr, ElementType, FillBiasArgs, RoundValuesArgs},
+    kernel_args::{DequantizeArgs, DevicePtr, ElementType, FillBiasArgs, PackedDequantizeArgs, RoundValuesArgs},
 };
 
 use super::{
     CudaError,
     driver::{Driver, MATMUL_WORKSPACE, Matmul},
+    gemm::{self, PackedKernels, PackedProducts},
     kernels::{GEMV_ROWS, Kernel, launch},
-    linear::{CudaLinear, Rows},
+    linear::{CudaLinear, Form, Rows, StoredKernels},
     memory::Scratch,
+    packed::{BLOCK_COLUMNS, PANEL_ROWS, PackedFormat},
 };
 
 /// Rows up to which a weight of floats is multiplied by `gemv_*`.
 const FEW_ROWS: usize = GEMV_ROWS[GEMV_ROWS.len() - 1];
-/// The same of a quantized weight: its bytes are read once for 8 rows, and taken apart they would be written and read in 16 bits.
-const FEW_QUANTIZED_ROWS: usize = 4 * FEW_ROWS;
+/// The same of a quantized weight that is not packed: its bytes are read once for 8 rows, and taken apart they would be written
+/// and read in 16 bits. Packed ones are multiplied by `gemm_*` up to so many rows.
+const FEW_QUANTIZED_ROWS: usize = gemm::MAX_ROWS;
 /// Bytes of a slice of a quantized weight in bf16: what the L2 of a large GPU holds, so that the product finds it there.
 const TILE_BYTES: usize = 32 << 20;
-/// A slice begins at a multiple of so many features, so that its columns of the output are aligned to 256 bytes.
-const TILE_FEATURES: usize = 64;
+/// A slice begins at a multiple of so many features: with a panel, and its columns of the output are aligned to 256 bytes.
+const TILE_FEATURES: usize = PANEL_ROWS;
 /// Values that a CTA of `round_values` takes.
 const ROUNDED_VALUES: usize = 1024;
 /// Values that a CTA of `dequantize_*` writes.
 const DEQUANTIZED_VALUES: usize = 4096;
+/// Blocks that a CTA of `packed_dequantize_*` writes.
+const DEQUANTIZED_BLOCKS: usize = 4;
 
 /// `out = (x @ weight^T + bias) * scale`, or that added to `out`.
 #[derive(Clone, Copy)]
@@ -52,6 +58,7 @@ pub struct Dense {
     fill_bias: Kernel,
     /// Whether the driver multiplies matrices.
     has_matmul: bool,
+    packed: PackedProducts,
     rounded: Scratch,
     tile: Scratch,
     workspace: Scratch,
@@ -61,13 +68,14 @@ impl Dense {
     /// Errors: [`CudaError::NoSuchKernel`].
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self, CudaError> {
         let has_matmul = driver.check_matmul().inspect_err(|error| {
-            tracing::warn!("prompts are computed {FEW_ROWS} rows at a time, which is slow: {error}");
+            tracing::warn!("prompts are computed a few rows at a time, which is slow: {error}");
         });
         Ok(Self {
             driver: Arc::clone(driver),
             round_values: Kernel::named("round_values")?,
             fill_bias: Kernel::named("fill_bias")?,
             has_matmul: has_matmul.is_ok(),
+            packed: PackedProducts::default(),
             rounded: Scratch::default(),
             tile: Scratch::default(),
             workspace: Scratch::default(),
@@ -83,17 +91,31 @@ impl Dense {
         for &product in products {
             let linear = product.linear;
             assert_eq!(x.cols, linear.in_features(), "columns of the input");
-            if !self.has_matmul || linear.precision() != Precision::Fast || x.count <= few_rows(linear.dtype()) {
-                // SAFETY: the caller's promise.
-                unsafe { linear.multiply(&self.driver, x, product.out, product.scale, product.accumulate)? };
-                continue;
-            }
+            let is_few = !self.has_matmul || linear.precision() != Precision::Fast || x.count <= few_rows(linear.dtype());
             let element = operand(linear.dtype());
+            match linear.form() {
+                Form::Stored(stored) if is_few => {
+                    // SAFETY: the caller's promise.
+                    unsafe { linear.multiply_stored(&self.driver, stored, x, product)? };
+                    continue;
+                }
+                Form::Packed(kernels) if x.count <= gemm::F32_ROWS => {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.packed.multiply(&self.driver, kernels, (x, None), &product)? };
+                    continue;
+                }
+                _ => {}
+            }
             let input = match rounded.filter(|&(of, _)| of == element) {
                 Some((_, at)) => at,
                 None => self.rounded(x, element)?,
             };
             rounded = Some((element, input));
+            if let (Form::Packed(kernels), true) = (linear.form(), is_few) {
+                // SAFETY: the caller's promise; the rounded values are of the same shape.
+                unsafe { self.packed.multiply(&self.driver, kernels, (x, Some(input)), &product)? };
+                continue;
+            }
             self.add_bias(x.count, product)?;
             let matmul = Matmul {
                 x: input,
@@ -151,29 +173,49 @@ impl Dense {
         let tile = self.tile.bytes(&self.driver, features * matmul.in_features * 2)?;
         for first in (0..matmul.out_features).step_by(features) {
             let out_features = features.min(matmul.out_features - first);
-            let args = DequantizeArgs {
-                w: linear.weight() + (first * linear.row_bytes()) as u64,
-                out: tile,
-                row_bytes: linear.row_bytes() as u64,
-                num_rows: out_features as u32,
-                cols: matmul.in_features as u32,
-                out_type: matmul.element as u32,
-                reserved: 0,
-            };
-            let grid = [(out_features * matmul.in_features).div_ceil(DEQUANTIZED_VALUES), 1, 1];
             let out = matmul.out + (first * size_of::<f32>()) as u64;
             // SAFETY: the slice lies in the weight, the tile has room for it, and `out` has the columns from `first` on.
             unsafe {
-                launch(&self.driver, linear.dequantize(), grid, &args)?;
+                self.dequantize(linear, first, &Matmul { weight: tile, out_features, ..matmul })?;
                 self.driver.matmul(&Matmul { weight: tile, out, out_features, ..matmul })?;
             }
         }
         Ok(())
     }
 
+    /// Takes the features of `slice` apart, from `first` on.
+    ///
+    /// # Safety
+    /// The weight has them, and `slice.weight` has room for them.
+    unsafe fn dequantize(&self, linear: &CudaLinear, first: usize, slice: &Matmul) -> Result<(), CudaError> {
+        let &Matmul { weight: out, element, out_features, in_features, .. } = slice;
+        let (num_rows, cols, out_type) = (out_features as u32, in_features as u32, element as u32);
+        match linear.form() {
+            Form::Stored(StoredKernels { row_bytes, dequantize, .. }) => {
+                let w = linear.weight() + (first * row_bytes) as u64;
+                let args = DequantizeArgs { w, out, row_bytes: *row_bytes as u64, num_rows, cols, out_type, reserved: 0 };
+                let grid = [(out_features * in_features).div_ceil(DEQUANTIZED_VALUES), 1, 1];
+                let kernel = dequantize.expect("a format that is not packed");
+                // SAFETY: the caller's promise.
+                unsafe { launch(&self.driver, kernel, grid, &args) }
+            }
+            Form::Packed(PackedKernels { format, dequantize, .. }) => {
+                let panel_bytes = format.panel_bytes(in_features);
+                // A slice begins with a panel.
+                let w = linear.weight() + (first / PANEL_ROWS * panel_bytes) as u64;
+                let panel_bytes = panel_bytes as u64;
+                let args = PackedDequantizeArgs { w, out, panel_bytes, num_rows, cols, out_type, reserved: 0 };
+                let blocks = out_features.div_ceil(PANEL_ROWS) * (in_features / BLOCK_COLUMNS);
+                // SAFETY: the caller's promise.
+                unsafe { launch(&self.driver, *dequantize, [blocks.div_ceil(DEQUANTIZED_BLOCKS), 1, 1], &args) }
+            }
+        }
+    }
+
     /// Addresses that graphs know.
-    pub fn buffers(&self) -> [DevicePtr; 3] {
-        [self.rounded.at(), self.tile.at(), self.workspace.at()]
+    pub fn buffers(&self) -> [DevicePtr; 5] {
+        let [parts, arrivals] = self.packed.buffers();
+        [self.rounded.at(), self.tile.at(), self.workspace.at(), parts, arrivals]
     }
 
     /// Bytes of the buffers once the largest step has run.
@@ -183,21 +225,26 @@ impl Dense {
 
     /// Steps of that shape are the largest.
     pub fn plan(&mut self, shape: &WorkspaceShape) {
-        let [rounded, tile, workspace] = self.planned_bytes(shape);
+        let [rounded, tile, workspace, parts] = self.planned_bytes(shape);
         self.rounded.plan(rounded);
         self.tile.plan(tile);
         self.workspace.plan(workspace);
+        self.packed.plan(parts);
     }
 
     /// Bytes of each of the buffers.
-    fn planned_bytes(&self, shape: &WorkspaceShape) -> [usize; 3] {
-        if !self.has_matmul || shape.precision != Precision::Fast || shape.num_tokens <= few_rows(shape.dtype) {
-            return [0; 3];
-        }
+    fn planned_bytes(&self, shape: &WorkspaceShape) -> [usize; 4] {
+        let &WorkspaceShape { num_tokens, dtype, precision, .. } = shape;
         let widest = shape.hidden_size.max(shape.intermediate_size).max(shape.num_heads * shape.head_dim);
-        let rounded = if operand(shape.dtype) == ElementType::F32 { 0 } else { shape.num_tokens * widest * 2 };
-        let tile = if is_quantized(shape.dtype) { tile_features(widest) * widest * 2 } else { 0 };
-        [rounded, tile, MATMUL_WORKSPACE]
+        let is_packed = PackedFormat::of(dtype, precision).is_some();
+        let has_many = self.has_matmul && precision == Precision::Fast && num_tokens > few_rows(dtype);
+        let is_rounded = if is_packed { num_tokens > gemm::F32_ROWS } else { has_many && operand(dtype) != ElementType::F32 };
+        [
+            if is_rounded { num_tokens * widest * 2 } else { 0 },
+            if has_many && is_quantized(dtype) { tile_features(widest) * widest * 2 } else { 0 },
+            if has_many { MATMUL_WORKSPACE } else { 0 },
+            if is_packed { gemm::planned_part_bytes(num_tokens, widest) } else { 0 },
+        ]
     }
 }
 
@@ -206,7 +253,7 @@ fn tile_features(in_features: usize) -> usize {
     (TILE_BYTES / (in_features * 2) / TILE_FEATURES).max(1) * TILE_FEATURES
 }
 
-/// Rows up to which a weight is multiplied by `gemv_*`.
+/// Rows up to which a weight is multiplied by `gemv_*` or `gemm_*`.
 pub fn few_rows(dtype: DType) -> usize {
     if is_quantized(dtype) { FEW_QUANTIZED_ROWS } else { FEW_ROWS }
 }

@@ -9,7 +9,8 @@ use crate::{
     DType, KvDType,
     kernel_args::{
         AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs, FillBiasArgs, GatedActivationArgs,
-        GatherRowsArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, TopLogprobsArgs,
+        GatherRowsArgs, GemmArgs, GemvArgs, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs,
+        SampleArgs, TopLogprobsArgs,
     },
 };
 
@@ -33,6 +34,8 @@ pub struct Kernel {
 
 /// Rows of a step that one launch of `gemv_*` multiplies, by the kernel's suffix.
 pub const GEMV_ROWS: [usize; 4] = [1, 2, 4, 8];
+/// The same of `gemm_*`.
+pub const GEMM_ROWS: [usize; 3] = [8, 16, 32];
 /// Head sizes that the attention kernels for caches of 16 bits and less are made for.
 pub const HEAD_DIMS: [usize; 7] = [64, 80, 96, 112, 128, 192, 256];
 
@@ -89,6 +92,7 @@ macro_rules! args {
     ($($type:ident),* $(,)?) => {$(impl KernelArgs for $type { const NAME: &'static str = stringify!($type); })*};
 }
 args!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
+args!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 args!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, TopLogprobsArgs);
 
 /// Starts a kernel on a grid; a grid that is empty is nothing to do.

@@ -37,8 +37,8 @@ fn the_embedded_kernels_are_those_of_the_manifest() {
 fn every_kernel_is_launched() {
     let recording = RecordingDriver::new(1 << 30);
     let backend = CudaBackend::new(Arc::<RecordingDriver>::clone(&recording)).unwrap();
-    for format in DType::all() {
-        multiply(&backend, format);
+    for (format, precision) in DType::all().flat_map(|format| [Precision::Fast, Precision::Exact].map(|p| (format, p))) {
+        multiply(&backend, format, precision);
     }
     norm_and_gate(&backend);
     add_bias_and_sample(&backend);
@@ -53,17 +53,17 @@ fn every_kernel_is_launched() {
     assert_eq!(only_in(&launched, &expected), [""; 0], "these are launched after all");
 }
 
-fn linear(backend: &CudaBackend, format: DType) -> Linear {
+fn linear(backend: &CudaBackend, format: DType, precision: Precision) -> Linear {
     let bytes = vec![0; format.row_bytes(WIDTH).unwrap() * WIDTH];
     let weight = WeightView::new(format, WIDTH, WIDTH, Bytes::from_vec(bytes)).unwrap();
-    backend.load_linear(&weight, &LinearOptions { name: "w".into(), precision: Precision::Fast, bias: None }).unwrap()
+    backend.load_linear(&weight, &LinearOptions { name: "w".into(), precision, bias: None }).unwrap()
 }
 
 /// One row, and up to every capacity, and many; and rows of a table.
-fn multiply(backend: &CudaBackend, format: DType) {
-    let linear = linear(backend, format);
+fn multiply(backend: &CudaBackend, format: DType, precision: Precision) {
+    let linear = linear(backend, format, precision);
     let (mut x, mut out) = (backend.alloc(100, WIDTH).unwrap(), backend.alloc(100, WIDTH).unwrap());
-    for rows in [1, 2, 4, 8, 100] {
+    for rows in [1, 2, 4, 8, 16, 32, 100] {
         backend.embed(
             &EmbedArgs { table: EmbeddingTable::Loaded(&linear), token_ids: &vec![0; rows], adapters: &[], scale: 1.0 },
             &mut x,
@@ -73,7 +73,7 @@ fn multiply(backend: &CudaBackend, format: DType) {
 }
 
 fn norm_and_gate(backend: &CudaBackend) {
-    let linear = linear(backend, DType::F32);
+    let linear = linear(backend, DType::F32, Precision::Fast);
     let [mut x, mut residual, mut out] = [(); 3].map(|()| backend.alloc(4, WIDTH).unwrap());
     for tensor in [&mut x, &mut residual] {
         backend.embed(&EmbedArgs { table: EmbeddingTable::Loaded(&linear), token_ids: &[0], adapters: &[], scale: 1.0 }, tensor);

@@ -1,17 +1,20 @@
-//! Weights on a GPU, as they lie in their file, and products with them.
+//! Weights on a GPU, packed or as they lie in their file, and products with the latter.
 
 use std::sync::Arc;
 
 use crate::{
     DType, DeviceError, LinearOptions, Precision, WeightView,
     backend::check_bias,
-    kernel_args::{DevicePtr, EmbedArgs, GemvArgs},
+    kernel_args::{DevicePtr, EmbedArgs, GemvArgs, PackedEmbedArgs},
 };
 
 use super::{
     CudaError,
+    dense::Product,
     driver::{DeviceMemory, Driver},
+    gemm::PackedKernels,
     kernels::{GEMV_ROWS, Kernel, launch, weight_suffix},
+    packed::PackedFormat,
 };
 
 /// Output features that a CTA of `gemv_*` computes.
@@ -24,14 +27,41 @@ const COLUMNS: usize = 8;
 pub struct CudaLinear {
     weight: DeviceMemory,
     bias: Option<DeviceMemory>,
-    row_bytes: usize,
     out_features: usize,
     in_features: usize,
     dtype: DType,
     precision: Precision,
+    form: Form,
+}
+
+/// How a weight lies.
+pub enum Form {
+    /// As in its file.
+    Stored(StoredKernels),
+    /// For tensor cores.
+    Packed(PackedKernels),
+}
+
+/// The kernels of weights that lie as in their file.
+pub struct StoredKernels {
+    /// Bytes of a row of the weight.
+    pub row_bytes: usize,
     gemv: [Kernel; GEMV_ROWS.len()],
-    dequantize: Kernel,
+    /// The kernel that takes the weight apart; `None` where that is done of packed ones alone.
+    pub dequantize: Option<Kernel>,
     embed: Kernel,
+}
+
+impl StoredKernels {
+    fn new(format: &str, row_bytes: usize) -> Result<Self, CudaError> {
+        let gemv = |rows: usize| Kernel::named(&format!("gemv_{format}_r{rows}"));
+        Ok(Self {
+            row_bytes,
+            gemv: [gemv(GEMV_ROWS[0])?, gemv(GEMV_ROWS[1])?, gemv(GEMV_ROWS[2])?, gemv(GEMV_ROWS[3])?],
+            dequantize: Kernel::named(&format!("dequantize_{format}")).ok(),
+            embed: Kernel::named(&format!("embed_{format}"))?,
+        })
+    }
 }
 
 /// Rows of f32 on the device.
@@ -46,10 +76,15 @@ pub struct Rows {
 }
 
 impl CudaLinear {
-    /// Copies a weight to the device.
+    /// Copies a weight to the device. So many threads pack it, if it is of a format that is packed ([`PackedFormat::of`]).
     ///
     /// Errors: [`DeviceError::UnsupportedType`], [`DeviceError::Shape`] for a bias of another length, and the driver's.
-    pub fn new(driver: &Arc<dyn Driver>, weight: &WeightView, options: &LinearOptions) -> Result<Self, DeviceError> {
+    pub fn new(
+        driver: &Arc<dyn Driver>,
+        weight: &WeightView,
+        options: &LinearOptions,
+        num_threads: usize,
+    ) -> Result<Self, DeviceError> {
         check_bias(weight, options)?;
         if !weight.cols.is_multiple_of(COLUMNS) {
             let (name, cols) = (&options.name, weight.cols);
@@ -58,14 +93,17 @@ impl CudaLinear {
             )));
         }
         let format = weight_suffix(weight.dtype).ok_or_else(|| unsupported(&options.name, weight.dtype))?;
-        let gemv = |rows: usize| Kernel::named(&format!("gemv_{format}_r{rows}"));
+        let (memory, form) = if let Some(packed) = PackedFormat::of(weight.dtype, options.precision) {
+            let kernels = PackedKernels::new(packed, &format)?;
+            (DeviceMemory::of(driver, &packed.pack(weight, num_threads))?, Form::Packed(kernels))
+        } else {
+            let kernels = StoredKernels::new(&format, weight.row_bytes())?;
+            (DeviceMemory::of(driver, weight.bytes())?, Form::Stored(kernels))
+        };
         Ok(Self {
-            gemv: [gemv(GEMV_ROWS[0])?, gemv(GEMV_ROWS[1])?, gemv(GEMV_ROWS[2])?, gemv(GEMV_ROWS[3])?],
-            dequantize: Kernel::named(&format!("dequantize_{format}"))?,
-            embed: Kernel::named(&format!("embed_{format}"))?,
-            weight: DeviceMemory::of(driver, weight.bytes())?,
+            weight: memory,
+            form,
             bias: options.bias.as_ref().map(|bias| DeviceMemory::of(driver, bias)).transpose()?,
-            row_bytes: weight.row_bytes(),
             out_features: weight.rows,
             in_features: weight.cols,
             dtype: weight.dtype,
@@ -73,7 +111,12 @@ impl CudaLinear {
         })
     }
 
-    /// The address of the weight's first row.
+    /// How the weight lies.
+    pub fn form(&self) -> &Form {
+        &self.form
+    }
+
+    /// The address of the weight.
     pub fn weight(&self) -> DevicePtr {
         self.weight.at()
     }
@@ -81,11 +124,6 @@ impl CudaLinear {
     /// The address of the bias.
     pub fn bias(&self) -> Option<DevicePtr> {
         self.bias.as_ref().map(DeviceMemory::at)
-    }
-
-    /// Bytes of a row of the weight.
-    pub fn row_bytes(&self) -> usize {
-        self.row_bytes
     }
 
     /// Rows of the weight.
@@ -108,39 +146,34 @@ impl CudaLinear {
         self.precision
     }
 
-    /// The kernel that takes the weight apart.
-    pub fn dequantize(&self) -> Kernel {
-        self.dequantize
-    }
-
     /// Bytes of weight and bias on the device.
     pub fn bytes(&self) -> usize {
         self.weight.bytes() + self.bias.as_ref().map_or(0, DeviceMemory::bytes)
     }
 
-    /// `out = (x @ weight^T + bias) * scale`, or that added to `out` (`[x.count, out_features]`), 8 rows at a time; a row gets
-    /// the same bits beside any others.
+    /// `out = (x @ weight^T + bias) * scale`, or that added to `out` (`[x.count, out_features]`), of a weight that lies as in its
+    /// file, 8 rows at a time; a row gets the same bits beside any others.
     ///
     /// # Safety
-    /// Both are memory of `driver` of these shapes.
-    pub unsafe fn multiply(
+    /// Both are memory of `driver` of these shapes, and `stored` is this weight's form.
+    pub unsafe fn multiply_stored(
         &self,
         driver: &Arc<dyn Driver>,
+        stored: &StoredKernels,
         x: Rows,
-        out: DevicePtr,
-        scale: f32,
-        accumulate: bool,
+        product: Product<'_>,
     ) -> Result<(), CudaError> {
+        let Product { out, scale, accumulate, .. } = product;
         let most = GEMV_ROWS[GEMV_ROWS.len() - 1];
         for first in (0..x.count).step_by(most) {
             let rows = most.min(x.count - first);
-            let kernel = self.gemv[GEMV_ROWS.iter().position(|&n| rows <= n).expect("at most the largest")];
+            let kernel = stored.gemv[GEMV_ROWS.iter().position(|&n| rows <= n).expect("at most the largest")];
             let args = GemvArgs {
                 x: x.at + (first * self.in_features * size_of::<f32>()) as u64,
                 w: self.weight.at(),
                 bias: self.bias().unwrap_or(0),
                 out: out + (first * self.out_features * size_of::<f32>()) as u64,
-                row_bytes: self.row_bytes as u64,
+                row_bytes: stored.row_bytes as u64,
                 num_rows: rows as u32,
                 in_features: self.in_features as u32,
                 out_features: self.out_features as u32,
@@ -168,18 +201,21 @@ impl CudaLinear {
         out: DevicePtr,
         scale: f32,
     ) -> Result<(), CudaError> {
-        let args = EmbedArgs {
-            table: self.weight.at(),
-            token_ids: ids,
-            out,
-            row_bytes: self.row_bytes as u64,
-            num_tokens: count as u32,
-            cols: self.in_features as u32,
-            scale,
-            reserved: 0,
-        };
-        // SAFETY: the caller's promise; the table lives as long as this.
-        unsafe { launch(driver, self.embed, [count, 1, 1], &args) }
+        let (num_tokens, cols) = (count as u32, self.in_features as u32);
+        match &self.form {
+            Form::Stored(StoredKernels { row_bytes, embed, .. }) => {
+                let (table, row_bytes) = (self.weight.at(), *row_bytes as u64);
+                let args = EmbedArgs { table, token_ids: ids, out, row_bytes, num_tokens, cols, scale, reserved: 0 };
+                // SAFETY: the caller's promise; the table lives as long as this.
+                unsafe { launch(driver, *embed, [count, 1, 1], &args) }
+            }
+            Form::Packed(PackedKernels { format, embed, .. }) => {
+                let (table, panel_bytes) = (self.weight.at(), format.panel_bytes(self.in_features) as u64);
+                let args = PackedEmbedArgs { table, token_ids: ids, out, panel_bytes, num_tokens, cols, scale, reserved: 0 };
+                // SAFETY: likewise.
+                unsafe { launch(driver, *embed, [count, 1, 1], &args) }
+            }
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod dense;
 pub mod driver;
 pub mod embedded;
 pub mod error;
+mod gemm;
 mod graph;
 mod graph_lists;
 mod graph_plan;
@@ -23,6 +24,7 @@ pub mod libraries;
 mod linear;
 mod memory;
 mod nvidia;
+pub mod packed;
 mod planes;
 #[cfg(test)]
 mod recording;

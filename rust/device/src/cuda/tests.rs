@@ -239,15 +239,24 @@ fn launched(kernel: &'static str, columns: u32) -> Event {
 }
 
 #[test]
-fn many_rows_are_one_product_and_few_are_gemvs() {
+fn many_rows_are_one_product_and_few_are_for_kernels_of_our_own() {
     let q4 = DType::Ggml(GgmlType::Q4_0);
     let run = |dtype, precision, rows| multiplied(&RecordingDriver::new(1 << 28), dtype, precision, rows);
     assert_eq!(run(DType::BF16, Precision::Fast, 8), [launched("gemv_bf16_r8", 9)]);
     assert_eq!(run(DType::BF16, Precision::Fast, 9), [launched("round_values", 1), Event::Matmul([9, 33, 64])]);
     assert_eq!(run(DType::F32, Precision::Fast, 9), [Event::Matmul([9, 33, 64])]);
-    assert_eq!(run(q4, Precision::Fast, 32), vec![launched("gemv_q4_0_r8", 9); 4]);
-    let taken_apart = [launched("round_values", 3), launched("dequantize_q4_0", 1), Event::Matmul([33, 33, 64])];
+    assert_eq!(run(q4, Precision::Fast, 8), [launched("gemm_q4_0_r8", 1)]);
+    assert_eq!(run(q4, Precision::Fast, 16), [launched("round_values", 1), launched("gemm_q4_0_r16", 1)]);
+    assert_eq!(run(q4, Precision::Fast, 32), [launched("round_values", 2), launched("gemm_q4_0_r32", 1)]);
+    let taken_apart = [launched("round_values", 3), launched("packed_dequantize_q4_0", 1), Event::Matmul([33, 33, 64])];
     assert_eq!(run(q4, Precision::Fast, 33), taken_apart);
+    let in_passes = [launched("round_values", 3), launched("gemm_q4_0_r32", 1), launched("gemm_q4_0_r8", 1)];
+    assert_eq!(run(q4, Precision::Deterministic, 33), in_passes);
+    assert_eq!(run(q4, Precision::Exact, 9), [launched("gemv_q4_0_r8", 9), launched("gemv_q4_0_r1", 9)]);
+    let q5 = DType::Ggml(GgmlType::Q5_0);
+    assert_eq!(run(q5, Precision::Fast, 32), vec![launched("gemv_q5_0_r8", 9); 4]);
+    let taken_apart = [launched("round_values", 3), launched("dequantize_q5_0", 1), Event::Matmul([33, 33, 64])];
+    assert_eq!(run(q5, Precision::Fast, 33), taken_apart);
     for precision in [Precision::Exact, Precision::Deterministic] {
         assert_eq!(run(DType::BF16, precision, 9), [launched("gemv_bf16_r8", 9), launched("gemv_bf16_r1", 9)]);
     }

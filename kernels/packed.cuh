@@ -1,0 +1,233 @@
+// Quantized weights as tensor cores take them: rust/device/src/cuda/packed.rs writes what is read here, and
+// docs/packed-layouts.md shows it.
+//
+//   panel  64 features; its stages follow each other, so a CTA reads one stream
+//   stage  STAGE_BLOCKS blocks (the last one of a row may have fewer), then the scales of their super-blocks
+//   block  64 features x 32 columns: codes, then what scales them
+//   tile   16 features of a block. Lane 4 g + t has, for step s of its two steps of 16 columns, the columns 16 s + 4 t .. + 4 of
+//          features g and g + 8: the fragment a of multiply_tiles, where column 16 s + 4 t + 2 p + e has place 8 p + 2 t + e
+//
+// Fragments hold whole numbers, which bf16 has exactly: OFFSET + the code's distance from the lowest one. Scales are multiplied
+// into sums, in f32, so a weight is what its file says.
+#pragma once
+#include "weights.cuh"
+
+namespace packed {
+
+constexpr unsigned FEATURES = 64;
+constexpr unsigned COLUMNS = 32;
+constexpr unsigned TILES = FEATURES / 16;
+
+enum class Scaling {
+    SCALE,               // f16 for 32 columns
+    SCALE_AND_MIN,       // likewise both
+    SUPER_SCALE_AND_MIN, // 6 bits of each for 32 columns, f16 of each for 256
+    SUPER_SCALE_OF_16,   // 8 bits with a sign for 16 columns, f16 for 256
+};
+
+// Codes of BITS bits; of formats without a min, code `1 << BITS - 1` stands for 0.
+template <int BITS_, Scaling SCALING_>
+struct Format {
+    static constexpr int BITS = BITS_;
+    static constexpr Scaling SCALING = SCALING_;
+    static constexpr bool HAS_MIN = SCALING == Scaling::SCALE_AND_MIN || SCALING == Scaling::SUPER_SCALE_AND_MIN;
+    static constexpr bool HAS_SUPER_BLOCKS = SCALING == Scaling::SUPER_SCALE_AND_MIN || SCALING == Scaling::SUPER_SCALE_OF_16;
+    // Steps of 16 columns that share a scale.
+    static constexpr int SCALE_STEPS = SCALING == Scaling::SUPER_SCALE_OF_16 ? 1 : 2;
+    static constexpr unsigned LOW_BYTES = FEATURES * COLUMNS / 8 * (BITS == 8 ? 8 : 4);
+    static constexpr unsigned CODE_BYTES = FEATURES * COLUMNS / 8 * BITS;
+    static constexpr unsigned BLOCK_BYTES = CODE_BYTES + (SCALING == Scaling::SCALE_AND_MIN ? 256 : 128);
+    static constexpr unsigned SUPER_BYTES = HAS_SUPER_BLOCKS ? HAS_MIN ? 256 : 128 : 0;
+    // A super-block is 8; as many of the widest codes would not leave room for enough stages.
+    static constexpr unsigned STAGE_BLOCKS = BITS == 8 ? 4 : 8;
+    static constexpr unsigned STAGE_BYTES = STAGE_BLOCKS * BLOCK_BYTES + SUPER_BYTES;
+    // What a fragment's numbers are more than the codes that scales are multiplied with.
+    static constexpr uint32_t ZERO = HAS_MIN || BITS == 8 ? 0 : 1 << (BITS - 1);
+    static constexpr float OFFSET = BITS == 8 ? 0.0f : 128.0f + ZERO;
+    // -OFFSET as bf16, in both halves.
+    static constexpr uint32_t MINUS_OFFSETS = (0xc300u + ZERO) * 0x10001u;
+};
+using Q4_0 = Format<4, Scaling::SCALE>;
+using Q4_1 = Format<4, Scaling::SCALE_AND_MIN>;
+using Q8_0 = Format<8, Scaling::SCALE>;
+using Q4_K = Format<4, Scaling::SUPER_SCALE_AND_MIN>;
+using Q5_K = Format<5, Scaling::SUPER_SCALE_AND_MIN>;
+using Q6_K = Format<6, Scaling::SUPER_SCALE_OF_16>;
+
+__device__ __forceinline__ uint4 load16(const unsigned char* at) { return *reinterpret_cast<const uint4*>(at); }
+
+// Bits from FIRST on moved to bit 4.
+__device__ __forceinline__ uint32_t to_bit_4(uint32_t x, int first) { return first >= 4 ? x >> (first - 4) : x << (4 - first); }
+
+// A lane's codes of a block.
+template <class Format>
+struct LaneCodes {
+    static constexpr int LOW_WORDS = Format::BITS == 8 ? 16 : 8;
+    static constexpr int HIGH_WORDS = Format::BITS == 6 ? 4 : Format::BITS == 5 ? 2 : 1;
+    uint32_t low[LOW_WORDS], high[HIGH_WORDS];
+
+    __device__ __forceinline__ LaneCodes(const unsigned char* block, unsigned lane) {
+#pragma unroll
+        for (int i = 0; i < LOW_WORDS; i += 4) {
+            const uint4 x = load16(block + i * 128 + lane * 16);
+            low[i] = x.x, low[i + 1] = x.y, low[i + 2] = x.z, low[i + 3] = x.w;
+        }
+        const unsigned char* behind = block + Format::LOW_BYTES;
+        if constexpr (Format::BITS == 5) {
+            const uint2 x = *reinterpret_cast<const uint2*>(behind + lane * 8);
+            high[0] = x.x, high[1] = x.y;
+        } else if constexpr (Format::BITS == 6) {
+            const uint4 x = load16(behind + lane * 16);
+            high[0] = x.x, high[1] = x.y, high[2] = x.z, high[3] = x.w;
+        }
+    }
+
+    // Register `place` of the fragment of a tile and a step: two numbers of bf16. 0x4300 is 128, and its last bit a one.
+    __device__ __forceinline__ uint32_t pair(int tile, int step, int place) const {
+        if constexpr (Format::BITS == 8) {
+            // 128 + 7 bits, less 128 or, of negative codes, 256.
+            const uint32_t x = low[tile * 4 + step * 2 + place / 2] >> place % 2 * 8;
+            return subtract_bf16x2(and_or(x, 0x007f007fu, 0x43004300u), and_or(x, 0x00800080u, 0x43004300u));
+        } else {
+            const uint32_t numbers = and_or(low[tile * 2 + step] >> 4 * place, 0x000f000fu, 0x43004300u);
+            if constexpr (Format::BITS == 5) {
+                return and_or(to_bit_4(high[tile / 2], tile % 2 * 8 + step * 4 + place), 0x00100010u, numbers);
+            } else if constexpr (Format::BITS == 6) {
+                return and_or(to_bit_4(high[tile], (step * 4 + place) * 2), 0x00300030u, numbers);
+            } else {
+                return numbers;
+            }
+        }
+    }
+};
+
+__device__ __forceinline__ float byte_value(uint32_t word, int index) {
+    return weights::code_value(word >> 8 * index & 0xff, 0.0f);
+}
+
+// The same times `by`, in fewer instructions; exact, as the product is, but for the sign of a zero.
+__device__ __forceinline__ float times_byte(float by, uint32_t word, int index) {
+    return fmaf(by, __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440u + unsigned(index))), -8388608.0f * by);
+}
+
+// What scales the codes of a tile's features g and g + 8, for lanes 4 g .. 4 g + 4.
+template <class Format>
+struct LaneScales {
+    uint4 own, mins;     // Of the block.
+    uint4 supers, super_mins;
+
+    // `super_scales`: behind the stage's blocks.
+    __device__ __forceinline__ LaneScales(const unsigned char* block, const unsigned char* super_scales, unsigned g) {
+        own = load16(block + Format::CODE_BYTES + g * 16);
+        if constexpr (Format::SCALING == Scaling::SCALE_AND_MIN) mins = load16(block + Format::CODE_BYTES + 128 + g * 16);
+        if constexpr (Format::HAS_SUPER_BLOCKS) {
+            supers = load16(super_scales + g * 16);
+            if constexpr (Format::HAS_MIN) super_mins = load16(super_scales + 128 + g * 16);
+        }
+    }
+
+    static __device__ __forceinline__ uint32_t word(const uint4& of, int i) {
+        return i == 0 ? of.x : i == 1 ? of.y : i == 2 ? of.z : of.w;
+    }
+    static __device__ __forceinline__ float2 halves(const uint4& of, int tile) { return unpack<f16>(word(of, tile)); }
+
+    // Of features g and g + 8 of a tile; `group` of the columns that have scales of their own.
+    __device__ __forceinline__ float2 scales(int tile, int group) const {
+        if constexpr (!Format::HAS_SUPER_BLOCKS) {
+            return halves(own, tile);
+        } else {
+            const float2 super = halves(supers, tile);
+            const bool is_second = Format::SCALING == Scaling::SUPER_SCALE_OF_16 && group == 1;
+            const uint32_t codes = word(own, tile / 2 + 2 * is_second);
+            const int byte = tile % 2 * 2;
+            if constexpr (Format::SCALING == Scaling::SUPER_SCALE_OF_16) {
+                return make_float2(super.x * float(int8_t(codes >> 8 * byte)), super.y * float(int8_t(codes >> 8 * (byte + 1))));
+            } else {
+                return make_float2(super.x * byte_value(codes, byte), super.y * byte_value(codes, byte + 1));
+            }
+        }
+    }
+    // Likewise what is added to `scale * code`.
+    __device__ __forceinline__ float2 minima(int tile) const {
+        if constexpr (Format::SCALING == Scaling::SUPER_SCALE_AND_MIN) {
+            const float2 super = halves(super_mins, tile);
+            const uint32_t codes = word(own, 2 + tile / 2);
+            const int byte = tile % 2 * 2;
+            return make_float2(-super.x * byte_value(codes, byte), -super.y * byte_value(codes, byte + 1));
+        } else if constexpr (Format::SCALING == Scaling::SCALE_AND_MIN) {
+            return halves(mins, tile);
+        } else {
+            return make_float2(-0.0f, -0.0f);
+        }
+    }
+    // In units of the offset; exactly, as that is a power of two where there are minima.
+    __device__ __forceinline__ float2 offset_minima(int tile) const {
+        const float2 x = minima(tile);
+        return make_float2(x.x / -Format::OFFSET, x.y / -Format::OFFSET);
+    }
+};
+
+// Bytes of what `expand_scales` writes.
+constexpr unsigned EXPANDED_BYTES = TILES * 8 * 16;
+
+// Scales of a block whose super-block has some, multiplied by those: a warp writes [tile, g] what `ExpandedScales` reads.
+template <class Format>
+__device__ __forceinline__ void expand_scales(const unsigned char* block, const unsigned char* super_scales, unsigned char* to) {
+    // Lane 8 i + g: of features g and g + 8 of two tiles, scales in the lower half of the warp; in the upper half minima, or scales
+    // of the second 16 columns.
+    const unsigned lane = threadIdx.x % 32, g = lane % 8, upper = lane / 16, tiles = lane / 8 % 2;
+    const uint32_t codes = *reinterpret_cast<const uint32_t*>(block + Format::CODE_BYTES + g * 16 + upper * 8 + tiles * 4);
+    const uint2 super = *reinterpret_cast<const uint2*>(super_scales + (Format::HAS_MIN ? upper * 128 : 0) + g * 16 + tiles * 8);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float2 by = unpack<f16>(i ? super.y : super.x);
+        // A minimum is added to sums that the offset was multiplied into: -(by * code) / -OFFSET.
+        if (Format::HAS_MIN && upper) by = make_float2(by.x / Format::OFFSET, by.y / Format::OFFSET);
+        float2 x;
+        if constexpr (Format::SCALING == Scaling::SUPER_SCALE_OF_16) {
+            x = make_float2(by.x * float(int8_t(codes >> 16 * i)), by.y * float(int8_t(codes >> (16 * i + 8))));
+        } else {
+            x = make_float2(times_byte(by.x, codes, 2 * i), times_byte(by.y, codes, 2 * i + 1));
+        }
+        *reinterpret_cast<float2*>(to + ((tiles * 2 + i) * 8 + g) * 16 + upper * 8) = x;
+    }
+}
+
+// As `LaneScales`, of what `expand_scales` has written.
+template <class Format>
+struct ExpandedScales {
+    const float4* expanded;
+
+    __device__ __forceinline__ ExpandedScales(const unsigned char* at, unsigned g)
+        : expanded(reinterpret_cast<const float4*>(at) + g) {}
+    __device__ __forceinline__ float2 scales(int tile, int group) const {
+        const float4 x = expanded[tile * 8];
+        return group ? make_float2(x.z, x.w) : make_float2(x.x, x.y);
+    }
+    // In units of the offset.
+    __device__ __forceinline__ float2 offset_minima(int tile) const {
+        return make_float2(expanded[tile * 8].z, expanded[tile * 8].w);
+    }
+};
+
+// Where block `index` of a panel lies, and the scales of its super-block.
+template <class Format>
+struct BlockPlace {
+    const uint8_t *block, *super_scales;
+    __device__ __forceinline__ BlockPlace(const uint8_t* panel, unsigned index) {
+        const uint8_t* stage = panel + size_t(index / Format::STAGE_BLOCKS) * Format::STAGE_BYTES;
+        block = stage + index % Format::STAGE_BLOCKS * Format::BLOCK_BYTES;
+        super_scales = stage + Format::STAGE_BLOCKS * Format::BLOCK_BYTES;
+    }
+};
+
+}  // namespace packed
+
+// WHAT(name in symbols, format) for each that is packed.
+#define EACH_PACKED_FORMAT(WHAT) \
+    WHAT(q4_0, packed::Q4_0)     \
+    WHAT(q4_1, packed::Q4_1)     \
+    WHAT(q8_0, packed::Q8_0)     \
+    WHAT(q4_k, packed::Q4_K)     \
+    WHAT(q5_k, packed::Q5_K)     \
+    WHAT(q6_k, packed::Q6_K)

@@ -1,0 +1,269 @@
+//! Kernels of weights that are packed for tensor cores: products with up to 32 rows, dequantization, the embedding.
+
+use device::{
+    DType, Precision, WeightView,
+    cuda::packed::PackedFormat,
+    kernel_args::{ElementType, GemmArgs, PackedDequantizeArgs, PackedEmbedArgs},
+    mmap::Bytes,
+};
+use half::{bf16, f16};
+use kernel_tests::{
+    Buffer, Kernel, Order, assert_close,
+    random::Rng,
+    weight::{Weight, kernel_suffix},
+};
+
+/// A weight in both forms.
+struct Packed {
+    weight: Weight,
+    format: PackedFormat,
+    bytes: Vec<u8>,
+}
+
+impl Packed {
+    /// With as many columns as `cols` or a whole block more.
+    fn random(format: DType, rows: usize, cols: usize, rng: &mut Rng) -> Self {
+        let DType::Ggml(ggml) = format else { unreachable!("floats are not packed") };
+        let cols = cols.next_multiple_of(ggml.block_len());
+        let weight = Weight::random(format, rows, cols, rng);
+        let packed = PackedFormat::of(format, Precision::Fast).unwrap();
+        let view = WeightView::new(format, rows, cols, Bytes::from_vec(weight.bytes.clone())).unwrap();
+        let bytes = packed.pack(&view, 2);
+        assert_eq!(bytes.len(), packed.bytes([rows, cols]));
+        Self { weight, format: packed, bytes }
+    }
+
+    fn panel_bytes(&self) -> u64 {
+        self.format.panel_bytes(self.weight.cols) as u64
+    }
+
+    /// `suffix` follows the format's part of the name.
+    fn kernel(&self, family: &str, suffix: &str) -> Kernel {
+        Kernel::named(&format!("{family}_{}{suffix}", kernel_suffix(self.weight.format)))
+    }
+}
+
+fn formats() -> impl Iterator<Item = DType> {
+    DType::all().filter(|format| PackedFormat::of(*format, Precision::Fast).is_some())
+}
+
+#[test]
+fn exact_weights_and_floats_are_not_packed() {
+    assert_eq!(formats().count(), 6);
+    for format in DType::all() {
+        assert!(PackedFormat::of(format, Precision::Exact).is_none(), "{format}");
+        let is_packed = |precision| PackedFormat::of(format, precision).is_some();
+        assert_eq!(is_packed(Precision::Fast), is_packed(Precision::Deterministic), "{format}");
+    }
+    assert!(!formats().any(|format| matches!(format, DType::F32 | DType::F16 | DType::BF16)));
+}
+
+#[test]
+fn packed_weights_taken_apart_are_those_of_the_file_bit_for_bit() {
+    let mut rng = Rng::new(1);
+    for format in formats() {
+        for (rows, cols) in [(1, 32), (70, 160), (130, 768)] {
+            let packed = Packed::random(format, rows, cols, &mut rng);
+            let cols = packed.weight.cols;
+            let w = Buffer::input(&packed.bytes);
+            for out_type in [ElementType::F32, ElementType::F16, ElementType::BF16] {
+                let out = Buffer::output::<u8>(rows * cols * if out_type == ElementType::F32 { 4 } else { 2 });
+                let args = PackedDequantizeArgs {
+                    w: w.ptr(),
+                    out: out.ptr(),
+                    panel_bytes: packed.panel_bytes(),
+                    num_rows: rows as u32,
+                    cols: cols as u32,
+                    out_type: out_type as u32,
+                    reserved: 0,
+                };
+                let grid = [(rows.div_ceil(64) * cols / 32).div_ceil(4), 1, 1];
+                packed.kernel("packed_dequantize", "").launch(grid, &args, Order::Ascending);
+                let bits = |x: &f32| match out_type {
+                    ElementType::F32 => x.to_bits(),
+                    ElementType::F16 => f16::from_f32(*x).to_bits().into(),
+                    ElementType::BF16 => bf16::from_f32(*x).to_bits().into(),
+                };
+                let written: Vec<u32> = match out_type {
+                    ElementType::F32 => out.values(),
+                    _ => out.values::<u16>().into_iter().map(u32::from).collect(),
+                };
+                let expected = packed.weight.values.iter().map(bits);
+                let wrong = written.iter().zip(expected).position(|(written, expected)| *written != expected);
+                assert_eq!(wrong, None, "{format} {rows} x {cols} to {out_type:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn embeddings_are_rows_of_the_packed_table() {
+    let mut rng = Rng::new(2);
+    for format in formats() {
+        for cols in [32, 576] {
+            let packed = Packed::random(format, 150, cols, &mut rng);
+            let cols = packed.weight.cols;
+            let ids: Vec<u32> = [149, 0, 63, 64, 64, 8, 23, 77].into_iter().collect();
+            let (table, token_ids) = (Buffer::input(&packed.bytes), Buffer::input(&ids));
+            let out = Buffer::output::<f32>(ids.len() * cols);
+            let args = PackedEmbedArgs {
+                table: table.ptr(),
+                token_ids: token_ids.ptr(),
+                out: out.ptr(),
+                panel_bytes: packed.panel_bytes(),
+                num_tokens: ids.len() as u32,
+                cols: cols as u32,
+                scale: 1.5,
+                reserved: 0,
+            };
+            packed.kernel("packed_embed", "").launch([ids.len(), 1, 1], &args, Order::Descending);
+            let rows = ids.iter().flat_map(|&id| &packed.weight.values[id as usize * cols..][..cols]);
+            assert_eq!(out.values::<f32>(), rows.map(|x| x * 1.5).collect::<Vec<_>>(), "{format} {cols}");
+        }
+    }
+}
+
+/// What the product is made of besides the weight.
+struct Product {
+    x: Vec<f32>,
+    x_stride: usize,
+    bias: Option<Vec<f32>>,
+    before: Vec<f32>,
+    out_stride: usize,
+    accumulate: bool,
+    part_stages: usize,
+}
+
+const SCALE: f32 = 0.75;
+
+impl Product {
+    fn random(packed: &Packed, rows: usize, part_stages: usize, rng: &mut Rng) -> Self {
+        let (x_stride, out_stride) = (packed.weight.cols + 4, packed.weight.rows + 3);
+        Self {
+            x: rng.floats(rows * x_stride),
+            x_stride,
+            bias: (rng.below(2) == 0).then(|| rng.floats(packed.weight.rows)),
+            before: rng.floats(rows * out_stride),
+            out_stride,
+            accumulate: rng.below(2) == 0,
+            part_stages,
+        }
+    }
+
+    /// `rows` rows from `first` on, by the kernel for `capacity`.
+    fn run(&self, packed: &Packed, (first, rows): (usize, usize), capacity: usize, order: Order) -> Vec<f32> {
+        let Weight { rows: features, cols, .. } = packed.weight;
+        let x = &self.x[first * self.x_stride..][..rows * self.x_stride];
+        let rounded: Vec<u16> = x.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
+        let x = if capacity == 8 { Buffer::input(x) } else { Buffer::input(&rounded) };
+        let w = Buffer::input(&packed.bytes);
+        let bias = Buffer::input(self.bias.as_deref().unwrap_or(&[]));
+        let out = Buffer::inout(&self.before[first * self.out_stride..][..rows * self.out_stride]);
+        let kernel = packed.kernel("gemm", &format!("_r{capacity}"));
+        let cta_features = if capacity == 32 { 64 } else { 128 };
+        let ctas = features.div_ceil(cta_features);
+        let num_parts = cols.div_ceil(packed.format.stage_columns()).div_ceil(self.part_stages);
+        let parts = Buffer::output::<f32>(ctas * num_parts * cta_features * capacity);
+        let arrivals = Buffer::inout(&vec![0u32; ctas]);
+        let args = GemmArgs {
+            x: x.ptr(),
+            w: w.ptr(),
+            bias: if self.bias.is_some() { bias.ptr() } else { 0 },
+            out: out.ptr(),
+            parts: parts.ptr(),
+            arrivals: arrivals.ptr(),
+            panel_bytes: packed.panel_bytes(),
+            num_rows: rows as u32,
+            in_features: cols as u32,
+            out_features: features as u32,
+            x_stride: self.x_stride as u32,
+            out_stride: self.out_stride as u32,
+            part_stages: self.part_stages as u32,
+            accumulate: u32::from(self.accumulate),
+            scale: SCALE,
+        };
+        kernel.launch([ctas, num_parts, 1], &args, order);
+        assert_eq!(arrivals.values::<u32>(), vec![0; ctas], "arrivals are forgotten");
+        out.values()
+    }
+
+    /// The products of exact weights and rounded activations.
+    fn expected(&self, packed: &Packed, rows: usize) -> Vec<f32> {
+        let Weight { cols, values, .. } = &packed.weight;
+        let mut out = self.before[..rows * self.out_stride].to_vec();
+        for (out, x) in out.chunks_exact_mut(self.out_stride).zip(self.x.chunks_exact(self.x_stride)) {
+            for (n, w) in values.chunks_exact(*cols).enumerate() {
+                let dot: f64 = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(bf16::from_f32(*x).to_f32())).sum();
+                let sum = (dot + self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[n]))) * f64::from(SCALE);
+                out[n] = (sum + if self.accumulate { f64::from(out[n]) } else { 0.0 }) as f32;
+            }
+        }
+        out
+    }
+}
+
+#[test]
+fn products_of_packed_weights_agree_with_the_oracle() {
+    let mut rng = Rng::new(3);
+    for format in formats() {
+        // Less than a stage, a ragged one, whole ones; features of less than a tile, of a panel and some, of three.
+        for (features, cols, part_stages) in [(5, 32, 9), (70, 576, 9), (129, 1312, 2), (64, 2304, 3)] {
+            let packed = Packed::random(format, features, cols, &mut rng);
+            let largest = packed.weight.values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+            for (rows, capacity) in [(1, 8), (3, 8), (8, 8), (11, 16), (32, 32)] {
+                if (features == 64 || features == 5) && rows != 3 && rows != 32 {
+                    continue;
+                }
+                let product = Product::random(&packed, rows, part_stages, &mut rng);
+                let order = if rows % 2 == 0 { Order::Ascending } else { Order::Descending };
+                // A product is first made with codes of up to 256 times what the weight is worth.
+                let tolerance = [2e-6 * largest * (packed.weight.cols as f32).sqrt() * 8.0 + 1e-6, 1e-5];
+                let what = format!("{format} {features} x {}, {rows} rows", packed.weight.cols);
+                assert_close(
+                    &product.run(&packed, (0, rows), capacity, order),
+                    &product.expected(&packed, rows),
+                    tolerance,
+                    &what,
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_beside_any_others_and_at_any_place() {
+    let mut rng = Rng::new(4);
+    for format in formats() {
+        for part_stages in [9, 1] {
+            let packed = Packed::random(format, 70, 2 * packed_columns(format), &mut rng);
+            let product = Product::random(&packed, 32, part_stages, &mut rng);
+            let together = product.run(&packed, (0, 32), 32, Order::Ascending);
+            let places =
+                [(0, 1, 8), (3, 1, 8), (3, 5, 8), (24, 8, 8), (0, 9, 16), (7, 16, 16), (31, 1, 16), (5, 20, 32), (30, 1, 32)];
+            for (first, rows, capacity) in places {
+                let fewer = product.run(&packed, (first, rows), capacity, Order::Descending);
+                let expected = &together[first * product.out_stride..][..rows * product.out_stride];
+                assert_eq!(fewer, expected, "{format}: {rows} rows from {first} on, room for {capacity}");
+            }
+        }
+    }
+}
+
+/// A stage and a bit of another one.
+fn packed_columns(format: DType) -> usize {
+    let DType::Ggml(ggml) = format else { unreachable!("floats are not packed") };
+    288usize.next_multiple_of(ggml.block_len())
+}
+
+#[test]
+fn threads_change_nothing_that_is_packed() {
+    let mut rng = Rng::new(5);
+    for format in formats() {
+        let packed = Packed::random(format, 200, 2 * 256, &mut rng);
+        let bytes = Bytes::from_vec(packed.weight.bytes.clone());
+        let view = WeightView::new(format, 200, packed.weight.cols, bytes).unwrap();
+        for num_threads in [0, 1, 3, 7] {
+            assert!(packed.format.pack(&view, num_threads) == packed.bytes, "{format}, {num_threads} threads");
+        }
+    }
+}
