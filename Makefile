@@ -91,7 +91,12 @@ soak: $(VENV)/package $(VENV)/model $(VENV)/tools ## random operations over elev
 	$(VENV)/bin/python tests/soak.py --minutes $(MINUTES) --output build/soak.json
 
 .PHONY: test-all
-test-all: test test-grammars test-clients test-ray test-images test-asan ## every test there is without a GPU: hours on two cores
+test-all: test test-long test-grammars test-clients test-ray test-images test-asan ## every test there is without a GPU: hours on two cores
+
+.PHONY: test-long
+test-long: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## tests that take half a minute or more each
+	cargo test --locked --package mistral-paged-engine -- --ignored --skip on_a_gpu
+	$(VENV)/bin/python -m pytest --long -m long
 
 .PHONY: test-images
 test-images: $(IMAGES)/tools ## what Pillow and Transformers make of images today, against what the tests of rust/images compare with

@@ -60,10 +60,17 @@ AUTO = ModelDType.Auto
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cuda:0", help="where tests/gpu run their models")
+    parser.addoption("--long", action="store_true", help="run tests that take half a minute or more, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a GPU, and is skipped without one")
+    config.addinivalue_line("markers", "long: takes half a minute or more, and is skipped without --long")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("long") and not item.config.getoption("--long"):
+        pytest.skip("half a minute: `make test-long`, or pytest --long")
 
 
 def golden(name: str) -> dict[str, Any]:

@@ -55,9 +55,9 @@ def test_perplexity_of_16_bit_floats(name: str, request: pytest.FixtureRequest) 
     ("name", "cache_type", "limit"),
     [
         ("smollm2", PagedCacheType.Int8, 0.003),
-        ("gemma3", PagedCacheType.Int8, 0.003),
+        pytest.param("gemma3", PagedCacheType.Int8, 0.003, marks=pytest.mark.long),
         ("smollm2", PagedCacheType.F8E4M3, 0.02),
-        ("gemma3", PagedCacheType.F8E4M3, 0.02),
+        pytest.param("gemma3", PagedCacheType.F8E4M3, 0.02, marks=pytest.mark.long),
     ],
 )
 def test_perplexity_of_one_byte_types(

@@ -351,6 +351,7 @@ fn exact_logits_of_more_families_are_the_same_bits_in_every_chunking() {
 
 /// As below, the shortest prompt of each.
 #[test]
+#[ignore = "half a minute; make test-long"]
 fn cuda_backend_agrees_with_goldens_of_more_families() {
     let check = |name: &str| {
         let backend = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
