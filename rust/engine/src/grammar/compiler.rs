@@ -178,18 +178,24 @@ impl GrammarCompiler {
     }
 
     fn parser(&self, grammar: &Grammar, lowered: TopLevelGrammar) -> Result<TokenParser, EngineError> {
-        let limits = limits(match grammar {
+        let max_items = match grammar {
             Grammar::Lark(rules) if !rules.is_empty() => MAX_ITEMS,
             Grammar::Llguidance(_) => MAX_ITEMS,
             _ => MAX_ITEMS_OF_SCHEMA,
-        });
+        };
         let (init, capabilities) = (GrammarInit::Serialized(lowered), InferenceCapabilities::default());
-        let made = self.factory()?.create_parser_from_init_ext(init, Logger::new(0, 0), capabilities, limits);
+        let made = self.factory()?.create_parser_from_init_ext(init, Logger::new(0, 0), capabilities, limits(max_items));
         let mut parser = made.map_err(|error| refusal(grammar, &format!("{error:#}")))?;
         if parser.parser.temperature().is_some() {
             return Err(GrammarFault::Syntax.error("the grammar sets a temperature: use the request's own"));
         }
         parser.start_without_prompt();
+        // The library looks at later rows alone.
+        let num_items = parser.parser_stats().all_items;
+        if num_items > max_items {
+            let text = format!("the grammar may begin in too many ways: {num_items} items of its parser; {max_items} at most");
+            return Err(GrammarFault::TooComplex.error(text));
+        }
         self.check_begins(grammar, &parser)?;
         Ok(parser)
     }
