@@ -114,7 +114,7 @@ def hostile(salt: int = 0) -> list[tuple[str, dict[str, Any], str | None]]:
         (
             "Lark: rules without end",
             {"guided_grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1} a{i + 1} | a{i}\n" for i in range(2000)) + 'a2000: "x"'},
-            None,
+            COMPLEX,
         ),
         ("Lark: 600 ways to go on", {"guided_grammar": 'start: a "z"\na: "x" a' + f' | "{s}" a' * 600}, COMPLEX),
         ("structural tag: 500 tags", {"structured_outputs": {"structural_tag": {**tags(500)}}}, None),
