@@ -173,8 +173,8 @@ constexpr unsigned EXPANDED_BYTES = TILES * 8 * 16;
 // Scales of a block whose super-block has some, multiplied by those: a warp writes [tile, g] what `ExpandedScales` reads.
 template <class Format>
 __device__ __forceinline__ void expand_scales(const unsigned char* block, const unsigned char* super_scales, unsigned char* to) {
-    // Lane 8 i + g: of features g and g + 8 of two tiles, scales in the lower half of the warp; in the upper half minima, or scales
-    // of the second 16 columns.
+    // Lane 8 i + g: of features g and g + 8 of two tiles, scales in the lower half of the warp; in the upper half minima, or
+    // scales of the second 16 columns.
     const unsigned lane = threadIdx.x % 32, g = lane % 8, upper = lane / 16, tiles = lane / 8 % 2;
     const uint32_t codes = *reinterpret_cast<const uint32_t*>(block + Format::CODE_BYTES + g * 16 + upper * 8 + tiles * 4);
     const uint2 super = *reinterpret_cast<const uint2*>(super_scales + (Format::HAS_MIN ? upper * 128 : 0) + g * 16 + tiles * 8);

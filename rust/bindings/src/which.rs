@@ -82,10 +82,10 @@ impl<'py> IntoPyObject<'py> for Pooling {
 
 /// Selects the model of a `Runner`. `Which.Plain` is a folder in Hugging Face layout (config.json, safetensors, tokenizer.json),
 /// local or on the hub; `Which.GGUF` is one GGUF file or the parts of a split one, `Which.GGML` a file from before GGUF.
-/// `Which.Lora`, `Which.GGUF` and `Which.GGML` take adapters (the older forms are `Which.LoraGGUF` and `Which.LoraGGML`), `Which.MultimodalPlain` (or `Which.VisionPlain`) and `Which.GGUF` with an image
-/// encoder see images, and `Which.Embedding` makes embeddings.
-/// All give back their fields, are equal to one of equal fields, and can be copied and pickled. The other kinds are not supported
-/// yet.
+/// `Which.Lora`, `Which.GGUF` and `Which.GGML` take adapters (the older forms are `Which.LoraGGUF` and `Which.LoraGGML`),
+/// `Which.MultimodalPlain` (or `Which.VisionPlain`) and `Which.GGUF` with an image encoder see images, and `Which.Embedding`
+/// makes embeddings. All give back their fields, are equal to one of equal fields, and can be copied and pickled. The other kinds
+/// are not supported yet.
 ///
 /// A model's files are mapped into memory: do not change or shorten them while a runner uses them. To replace one, write a new
 /// file and rename it over the old one.
@@ -201,9 +201,9 @@ pub enum Which {
     /// GGUF: `quantized_model_id` is a local folder, a local .gguf file or a hub id, `quantized_filename` the file in it, or the
     /// parts of a split file in order. `tok_model_id` is a local folder or hub id whose tokenizer.json is used instead of the
     /// file's metadata; `tokenizer_json`, `dtype`, `imatrix`, `calibration_file` and `hf_cache_path` are as in `Which.Plain`,
-    /// `adapters`, their limits and their older form as in `Which.Lora`; without any of those it takes none. Files in use must not be changed.
-    /// `mmproj_filename` is the GGUF file of a model's image encoder, beside the other in the folder or on the hub, or the path
-    /// of a local file: with it the model sees images, and `max_edge` and `encoder_cache_memory_bytes` are as in
+    /// `adapters`, their limits and their older form as in `Which.Lora`; without any of those it takes none. Files in use must
+    /// not be changed. `mmproj_filename` is the GGUF file of a model's image encoder, beside the other in the folder or on the
+    /// hub, or the path of a local file: with it the model sees images, and `max_edge` and `encoder_cache_memory_bytes` are as in
     /// `Which.MultimodalPlain`. Fields not named here are not supported yet.
     #[pyo3(constructor = (
         quantized_model_id, quantized_filename=None, tok_model_id=None, topology=None, dtype=ModelDType::Auto, *,

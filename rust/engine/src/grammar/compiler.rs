@@ -31,7 +31,8 @@ const MAX_DEPTH: usize = 128;
 pub(super) const MAX_INTERSECTED: usize = 8;
 /// Texts of a choice at most.
 const MAX_CHOICES: usize = 4096;
-/// Items of an Earley row at most, where rules are the caller's: a token of ambiguous rules costs the cube of them, 20 ms or so here.
+/// Items of an Earley row at most, where rules are the caller's: a token of ambiguous rules costs the cube of them, 20 ms or so
+/// here.
 const MAX_ITEMS: usize = 400;
 /// The same of a schema or of rules of our own, which are not as ambiguous: a property that may be left out takes four.
 const MAX_ITEMS_OF_SCHEMA: usize = 2000;

@@ -115,7 +115,8 @@ impl<'a> TowerWeights<'a> {
     }
 
     /// The convolution over patches, `[rows, 3, frames, side, side]` or without frames, as a matrix over the values of a patch:
-    /// the same frame in all, and zeros up to a multiple of the columns that a GPU takes at once. Each frame may have a tensor of its own: the second has `.1` behind the name of the first.
+    /// the same frame in all, and zeros up to a multiple of the columns that a GPU takes at once. Each frame may have a tensor of
+    /// its own: the second has `.1` behind the name of the first.
     pub(crate) fn patches(&mut self, name: &str, rows: usize, frames: usize, side: usize) -> Result<Linear, EngineError> {
         let weight = format!("{name}.weight");
         let of_one = [rows, 3, side, side];

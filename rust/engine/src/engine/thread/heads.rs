@@ -1,11 +1,11 @@
 //! Drafts of a head of the model itself, which predicts further tokens (`model/mtp.rs`). Its keys and values lie in the same
 //! blocks as the model's.
 //!
-//! A head goes on from hidden states: its input at position p is made of token p and of the model's hidden state at p - 1. So what
-//! it keeps for a position depends on no token behind it, and a cached block serves it as it serves the model. In each step it
-//! works twice. Before the model runs it guesses, each token from its own output for the one before. Once the model has run it
-//! computes the step's rows again from what the model made of them. Of each request the last hidden states are kept, for the
-//! next step goes on from the one of them that is behind the last right draft.
+//! A head goes on from hidden states: its input at position p is made of token p and of the model's hidden state at p - 1. So
+//! what it keeps for a position depends on no token behind it, and a cached block serves it as it serves the model. In each step
+//! it works twice. Before the model runs it guesses, each token from its own output for the one before. Once the model has run it
+//! computes the step's rows again from what the model made of them. Of each request the last hidden states are kept, for the next
+//! step goes on from the one of them that is behind the last right draft.
 //!
 //! Nobody keeps hidden states of cached blocks. At the first position of a prompt, and at the first behind a hit, the head gets
 //! zeros instead: what it guesses may be worse for that, never what is answered.

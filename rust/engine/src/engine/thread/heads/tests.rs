@@ -113,8 +113,8 @@ fn answer(engine: &Engine, thread: &mut EngineThread, prompt: &[u32]) -> (Vec<u3
     (prompt.iter().copied().chain(said).collect(), guesses, begin.unwrap())
 }
 
-/// Compares the guesses with the oracle's; `unknown`: positions whose hidden states the head was without. Says how many were right, and
-/// whether hidden states made a difference.
+/// Compares the guesses with the oracle's; `unknown`: positions whose hidden states the head was without. Says how many were
+/// right, and whether hidden states made a difference.
 fn check(checkpoint: &Checkpoint, (tokens, guesses): (&[u32], &[Guess]), unknown: &[usize]) -> (usize, bool) {
     let mut states = hidden_states(checkpoint, tokens);
     for position in unknown {
