@@ -29,7 +29,9 @@ def smollm2_on_isa(request: pytest.FixtureRequest, smollm2_path: Path) -> tuple[
     return on_isa(smollm2_path, request.param)
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(
+    scope="module", params=[pytest.param("scalar", marks=pytest.mark.long), *[isa for isa in ISAS if isa != "scalar"]]
+)
 def gemma3_on_isa(request: pytest.FixtureRequest, gemma3_path: Path) -> tuple[Runner, int]:
     return on_isa(gemma3_path, request.param)
 
