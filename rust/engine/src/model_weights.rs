@@ -62,7 +62,7 @@ impl ModelWeights {
         let mut bytes = loader.bytes;
         let encoder = match files.vision() {
             Some(vision) => {
-                let mut weights = TowerWeights::load(files.encoder_weights(), &**backend, options.precision, &count);
+                let mut weights = TowerWeights::load(files.encoder_weights(), &**backend, options.precision, &count)?;
                 let encoder = ImageEncoder::new(&mut weights, vision, options.precision)?;
                 bytes += weights.bytes;
                 Some(encoder)

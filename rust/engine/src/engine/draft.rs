@@ -102,23 +102,19 @@ pub(super) fn open_head(
 ) -> Result<ModelFiles, EngineError> {
     let files = ModelFiles::open(head.source.as_ref().unwrap_or(source), config.architecture.as_deref())?;
     let files = files.with_isq(config.in_situ_quant).into_head()?;
-    let sizes = |config: &DecoderConfig| (config.architecture, config.hidden_size, config.vocab_size, config.head_layer);
-    let (own, of_model) =
-        (sizes(files.config()), sizes(&DecoderConfig { head_layer: Some(decoder.layers.len()), ..decoder.clone() }));
-    if own == of_model {
+    let (own, num_layers) = (files.config(), decoder.layers.len());
+    let sizes = |config: &DecoderConfig| (config.architecture, config.hidden_size, config.vocab_size);
+    if sizes(own) == sizes(decoder) && own.head_layer == Some(num_layers) {
         return Ok(files);
     }
+    let told = |config: &DecoderConfig| format!("a {} of hidden size {}", config.architecture, config.hidden_size);
     Err(EngineError::InvalidArgument(format!(
-        "mtp_model is of another model: its head is layer {} of a {} of hidden size {} and {} tokens, and the model a {} of hidden \
-         size {}, {} tokens and {} layers",
-        own.3.unwrap_or(0),
-        own.0,
-        own.1,
-        own.2,
-        of_model.0,
-        of_model.1,
-        of_model.2,
-        decoder.layers.len()
+        "mtp_model is of another model: its head is layer {} of {} and {} tokens, and the model {}, {} tokens and {num_layers} layers",
+        own.head_layer.unwrap_or(0),
+        told(own),
+        own.vocab_size,
+        told(decoder),
+        decoder.vocab_size
     )))
 }
 

@@ -373,10 +373,10 @@ fn beside_kv(
     let [states, state_snapshots] =
         [config.max_num_seqs, num_snapshots].map(|slots| model.config.state_bytes().saturating_mul(slots as u64));
     let mut bytes = vec![DeviceBytes { states, state_snapshots, activations, ..DeviceBytes::default() }; devices.len()];
+    bytes[0].encoder_cache = model.encoder_cache_bytes;
     if config.adapters.is_some() {
         bytes[0].adapters = model.adapter_bytes + adapter_workspace_bytes(model.config, config);
     }
-    bytes[0].encoder_cache = model.encoder_cache_bytes;
     let counter = count(model, config, devices, layers)?;
     for (bytes, weights) in bytes.iter_mut().zip(&counter.bytes) {
         bytes.weights = *weights;
@@ -394,7 +394,7 @@ fn beside_kv(
     }
     if let Some((vision, weights)) = model.vision {
         let backend = if let PlannedDevices::Own { backend, .. } = devices { Some(backend) } else { None };
-        let mut counter = TowerWeights::count(weights, backend, precision(config));
+        let mut counter = TowerWeights::count(weights, backend, precision(config))?;
         ImageEncoder::new(&mut counter, vision, precision(config))?;
         bytes[0].weights += counter.bytes;
         bytes[0].activations += vision.activation_bytes();

@@ -171,9 +171,10 @@ impl VectorRows {
 
     /// Adds those of a plane to the rows.
     fn add(&self, backend: &dyn Backend, plane: usize, hidden: &mut Tensor) {
-        backend.fetch_rows(hidden, &self.places());
+        let places = self.places();
+        backend.fetch_rows(hidden, &places);
         self.for_each(plane, hidden, |hidden, vector| hidden.iter_mut().zip(vector).for_each(|(x, v)| *x += v));
-        backend.store_rows(hidden, &self.places());
+        backend.store_rows(hidden, &places);
     }
 
     fn places(&self) -> Vec<usize> {
@@ -301,8 +302,13 @@ impl Decoder {
     /// A row of the hidden state behind the output norm, of a backend of the host.
     pub(crate) fn hidden_state(&self, a: &Activations, row: usize, out: &mut [f32]) {
         out.copy_from_slice(a.hidden.row(row));
-        self.output_norm.apply(out);
-        for value in out {
+        self.normalize(out);
+    }
+
+    /// Applies the output norm, unscaled.
+    fn normalize(&self, row: &mut [f32]) {
+        self.output_norm.apply(row);
+        for value in row {
             *value /= self.logit_scale;
         }
     }
@@ -362,13 +368,7 @@ impl Decoder {
         backend.gather_rows(&a.hidden, rows, &mut a.sampled);
         backend.fetch(&mut a.sampled);
         let cols = a.sampled.cols();
-        let values = a.sampled.as_mut_slice();
-        for row in values.chunks_exact_mut(cols) {
-            self.output_norm.apply(row);
-        }
-        for value in values {
-            *value /= self.logit_scale;
-        }
+        a.sampled.as_mut_slice().chunks_exact_mut(cols).for_each(|row| self.normalize(row));
         &a.sampled
     }
 

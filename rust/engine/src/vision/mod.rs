@@ -20,7 +20,7 @@ mod weights;
 
 use std::{path::PathBuf, sync::Arc};
 
-use device::{Backend, Precision, WorkspaceShape};
+use device::{Backend, Precision, Tensor, WorkspaceShape};
 use images::{Processed, RgbImage};
 use paged::{EncoderContent, EncoderItem, EncoderKey};
 
@@ -99,6 +99,16 @@ impl PromptImage {
 enum Connector {
     Projector(Projector),
     Resampler(Resampler),
+}
+
+/// Rows of so many columns, where phases read them.
+fn stored(backend: &dyn Backend, values: &[f32], cols: usize) -> Result<Tensor, EngineError> {
+    let num_rows = values.len() / cols;
+    let mut tensor = backend.alloc(num_rows, cols)?;
+    tensor.set_rows(num_rows);
+    tensor.as_mut_slice().copy_from_slice(values);
+    backend.store(&mut tensor);
+    Ok(tensor)
 }
 
 /// An encoder that was loaded.

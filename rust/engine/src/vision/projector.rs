@@ -5,6 +5,7 @@ use device::{Backend, GateUpArgs, Linear, Norm, Projection, StepMetadata, Tensor
 use super::{
     config::{ProjectorConfig, ProjectorNorm, Regroup, TowerConfig},
     grid::Grid,
+    stored,
     weights::TowerWeights,
 };
 use crate::EngineError;
@@ -62,10 +63,7 @@ impl Projector {
     pub(crate) fn project(&self, backend: &dyn Backend, mut rows: Vec<f32>, mut cols: usize) -> Result<Vec<f32>, EngineError> {
         for (linear, config) in self.layers.iter().zip(&self.config.layers) {
             let num_rows = rows.len() / cols;
-            let (mut x, mut out) = (backend.alloc(num_rows, cols)?, backend.alloc(num_rows, linear.out_features)?);
-            x.set_rows(num_rows);
-            x.as_mut_slice().copy_from_slice(&rows);
-            backend.store(&mut x);
+            let (x, mut out) = (stored(backend, &rows, cols)?, backend.alloc(num_rows, linear.out_features)?);
             product(backend, &x, linear, config.activation, &mut out);
             backend.fetch(&mut out);
             rows = out.as_slice().to_vec();

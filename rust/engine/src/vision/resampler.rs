@@ -6,7 +6,7 @@ use device::{
     Mask, Norm, NormKind, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, Tensor,
 };
 
-use super::{config::ResamplerConfig, weights::TowerWeights};
+use super::{config::ResamplerConfig, stored, weights::TowerWeights};
 use crate::EngineError;
 
 const BLOCK_SIZE: usize = 32;
@@ -83,15 +83,8 @@ impl Resampler {
         let ResamplerConfig { in_features, hidden_size, num_latents, num_heads, num_kv_heads, head_dim, .. } = self.config;
         let num_patches = states.len() / in_features;
         let tensor = |rows: usize, cols: usize| backend.alloc(rows, cols);
-        let mut x = tensor(num_patches, in_features)?;
-        x.set_rows(num_patches);
-        x.as_mut_slice().copy_from_slice(states);
-        backend.store(&mut x);
-        let context = self.project(backend, &x)?;
-        let mut latents = tensor(num_latents, hidden_size)?;
-        latents.set_rows(num_latents);
-        latents.as_mut_slice().copy_from_slice(&self.latents);
-        backend.store(&mut latents);
+        let context = self.project(backend, &stored(backend, states, in_features)?)?;
+        let mut latents = stored(backend, &self.latents, hidden_size)?;
         let most = num_patches.max(num_latents);
         let (mut q, mut k, mut v) =
             (tensor(most, num_heads * head_dim)?, tensor(most, num_kv_heads * head_dim)?, tensor(most, num_kv_heads * head_dim)?);

@@ -22,6 +22,7 @@ pub(crate) struct TowerWeights<'a> {
     files: &'a WeightSource,
     /// Where they are loaded to, or would be; `None`: they count as they are stored.
     backend: Option<&'a dyn Backend>,
+    is_host: bool,
     precision: Precision,
     loads: bool,
     progress: &'a dyn Fn(u64),
@@ -38,13 +39,18 @@ impl<'a> TowerWeights<'a> {
         backend: &'a dyn Backend,
         precision: Precision,
         progress: &'a dyn Fn(u64),
-    ) -> Self {
-        Self { files, backend: Some(backend), precision, loads: true, progress, read: BTreeSet::new(), bytes: 0 }
+    ) -> Result<Self, EngineError> {
+        Ok(Self { loads: true, progress, ..Self::count(files, Some(backend), precision)? })
     }
 
     /// Counts only: what is returned is empty.
-    pub(crate) fn count(files: &'a WeightSource, backend: Option<&'a dyn Backend>, precision: Precision) -> Self {
-        Self { files, backend, precision, loads: false, progress: &|_| {}, read: BTreeSet::new(), bytes: 0 }
+    pub(crate) fn count(
+        files: &'a WeightSource,
+        backend: Option<&'a dyn Backend>,
+        precision: Precision,
+    ) -> Result<Self, EngineError> {
+        let is_host = backend.map_or(Ok(true), |backend| backend.memory().map(|memory| memory.is_host))?;
+        Ok(Self { files, backend, is_host, precision, loads: false, progress: &|_| {}, read: BTreeSet::new(), bytes: 0 })
     }
 
     /// The first of some beginnings that the name of a tensor has.
@@ -145,9 +151,10 @@ impl<'a> TowerWeights<'a> {
 
     fn keep(&mut self, name: String, view: &WeightView, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
         let shape = [view.rows, view.cols];
-        let is_host = self.backend.map_or(Ok(true), |backend| backend.memory().map(|memory| memory.is_host))?;
-        let is_eight_bits =
-            is_host && self.precision == Precision::Fast && !matches!(view.dtype, DType::Ggml(_)) && view.cols.is_multiple_of(32);
+        let is_eight_bits = self.is_host
+            && self.precision == Precision::Fast
+            && !matches!(view.dtype, DType::Ggml(_))
+            && view.cols.is_multiple_of(32);
         let bias_bytes = bias.as_deref().map_or(0, size_of_val) as u64;
         (self.progress)(view.bytes().len() as u64);
         let Some(backend) = self.backend.filter(|_| self.loads) else {
