@@ -12,15 +12,24 @@ constexpr unsigned MAX_SHARED_BYTES = 99 << 10;
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+// benches/kernel_lab.py asks a compiled file how much shared memory its kernels take.
+#ifdef KERNEL_LAB
+#define LAB_NUMBER(NAME, VALUE) extern "C" __device__ unsigned NAME = (VALUE);
+#else
+#define LAB_NUMBER(NAME, VALUE)
+#endif
+
 // Defines a kernel: its name, its argument struct, threads a CTA, bytes of dynamic shared memory. The manifest lists these four.
 // The bound of one CTA an SM keeps ptxas from spilling registers for the sake of more.
 #define KERNEL(NAME, ARGS, THREADS, SHARED_BYTES)                                                                            \
     static_assert((SHARED_BYTES) <= MAX_SHARED_BYTES, "more shared memory than every target has");                           \
+    LAB_NUMBER(NAME##_shared_bytes, SHARED_BYTES)                                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ ARGS args)
 
 // The same for kernels whose registers are to leave room for CTAS of them on an SM.
 #define KERNEL_OF_CTAS(NAME, ARGS, THREADS, SHARED_BYTES, CTAS)                                                              \
     static_assert((SHARED_BYTES) <= MAX_SHARED_BYTES, "more shared memory than every target has");                           \
+    LAB_NUMBER(NAME##_shared_bytes, SHARED_BYTES)                                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS, CTAS) NAME(const __grid_constant__ ARGS args)
 
 #define SHARED_MEMORY(NAME) extern __shared__ __align__(128) unsigned char NAME[]

@@ -1,0 +1,339 @@
+"""Tries edited kernels on a GPU without building the package: compiles one of kernels/*.cu, checks it against PyTorch, times it.
+
+    python3 benches/kernel_lab.py gemm_q4_k_r8 --rows 1 --shape 14336,4096
+    cp -r kernels /tmp/edited; edit /tmp/edited/gemm.cu
+    python3 benches/kernel_lab.py gemm_q4_k_r8 --kernels kernels /tmp/edited
+    python3 benches/kernel_lab.py attention_bf16_d128 --batch 32 --context 4096
+
+Kernels are gemm_*, gemv_* of floats, and attention_* of f16 and bf16. Several folders are timed in turns, and the table has the
+medians. Needs PyTorch, the driver, and nvcc on the PATH or in CUDA_HOME; a folder with NAME.cubin, such as gemm.cubin, compiled
+with -DKERNEL_LAB needs no nvcc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import re
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "kernels"))
+
+from compiler import CompileError, find_tool  # noqa: E402
+
+TURN_BYTES = 256 << 20
+"""More than any cache: inputs take turns until they have as many bytes."""
+MAX_TURNS = 32
+ROUNDS = 9
+MAX_DYNAMIC_SHARED = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+MAX_THREADS = 0
+"""CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK."""
+CUT_CTAS, CUT_FEATURES, PART_COLUMNS = 4 * 132, 128, 512
+"""As rust/device/src/cuda/gemm.rs cuts weights."""
+STAGE_COLUMNS = {"q8_0": 128}
+"""Others have 256."""
+BLOCK_BYTES = {"q4_0": 1152, "q4_1": 1280, "q8_0": 2176, "q4_k": 1152, "q5_k": 1408, "q6_k": 1664}
+SUPER_BYTES = {"q4_k": 256, "q5_k": 256, "q6_k": 128}
+"""Of packed.cuh: 64 features x 32 columns, and behind a stage."""
+MIN_PART_KEYS, MAX_PARTS, KEY_TILE = 256, 16, 64
+"""As rust/device/src/cuda/attention_plan.rs cuts keys."""
+
+
+class LabError(Exception):
+    """What is asked for cannot be tried."""
+
+
+class Module:
+    """A file of kernels, compiled and loaded."""
+
+    def __init__(self, driver: Any, cubin: bytes) -> None:
+        self.driver = driver
+        self.module = ctypes.c_void_p()
+        check(driver.cuModuleLoadData(ctypes.byref(self.module), cubin), "loading kernels")
+
+    def kernel(self, name: str) -> Callable[[tuple[int, int], bytes, int], None]:
+        """A function that starts the kernel with (grid, argument struct, stream)."""
+        function, found = ctypes.c_void_p(), name.encode()
+        check(self.driver.cuModuleGetFunction(ctypes.byref(function), self.module, found), f"finding {name}")
+        threads = ctypes.c_int()
+        check(self.driver.cuFuncGetAttribute(ctypes.byref(threads), MAX_THREADS, function), f"asking {name}")
+        shared = self.number(f"{name}_shared_bytes")
+        check(self.driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared), f"giving {name} shared memory")
+
+        def launch(grid: tuple[int, int], args: bytes, stream: int) -> None:
+            params = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.c_char_p(args), ctypes.c_void_p))
+            block = (threads.value, 1, 1)
+            status = self.driver.cuLaunchKernel(function, *grid, 1, *block, shared, ctypes.c_void_p(stream), params, None)
+            check(status, f"starting {name}")
+
+        return launch
+
+    def number(self, name: str) -> int:
+        """A number that the module defines."""
+        at, size, value = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint32()
+        found = self.driver.cuModuleGetGlobal_v2(ctypes.byref(at), ctypes.byref(size), self.module, name.encode())
+        check(found, f"finding {name}, which -DKERNEL_LAB defines")
+        check(self.driver.cuMemcpyDtoH_v2(ctypes.byref(value), at, ctypes.c_size_t(4)), f"reading {name}")
+        return value.value
+
+
+def check(status: int, what: str) -> None:
+    """Raises what the driver says."""
+    if status:
+        raise LabError(f"{what}: the driver says {status}")
+
+
+def compiled(folder: Path, file: str, target: str) -> bytes:
+    """The machine code of a file."""
+    ready = folder / f"{file}.cubin"
+    if ready.is_file():
+        return ready.read_bytes()
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place) / "out.cubin"
+        flags = ["-cubin", "-std=c++17", "-O3", f"-arch={target}", "-DKERNEL_LAB"]
+        done = subprocess.run([str(find_tool("nvcc")), *flags, "-o", str(out), str(folder / f"{file}.cu")], check=False)
+        if done.returncode:
+            raise LabError(f"{folder / file}.cu does not compile")
+        return out.read_bytes()
+
+
+class Lab:
+    """Makes inputs, runs every variant over them, compares and times."""
+
+    def __init__(self, torch: Any, folders: list[Path]) -> None:
+        self.torch, self.folders = torch, folders
+        torch.cuda.init()
+        torch.zeros(1, device="cuda")
+        self.driver = ctypes.CDLL("libcuda.so.1")
+        major, minor = torch.cuda.get_device_capability()
+        self.target = f"sm_{major}{minor}"
+
+    def kernels(self, file: str, name: str) -> list[Callable[[tuple[int, int], bytes, int], None]]:
+        """The kernel in each folder."""
+        return [Module(self.driver, compiled(folder, file, self.target)).kernel(name) for folder in self.folders]
+
+    def random(self, *shape: int, dtype: Any = None) -> Any:
+        """Normal values on the GPU."""
+        return self.torch.randn(*shape, dtype=dtype or self.torch.float32, device="cuda")
+
+    def seconds(self, runs: list[Callable[[int, int], None]], turns: int) -> list[list[float]]:
+        """Of each variant's runs, which take the turn and the stream; variants take turns too."""
+        torch = self.torch
+        graphs = []
+        for run in runs:
+            run(0, torch.cuda.current_stream().cuda_stream)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for turn in range(max(turns, 8)):
+                    run(turn % turns, torch.cuda.current_stream().cuda_stream)
+            graphs.append(graph)
+        found: list[list[float]] = [[] for _ in runs]
+        for number in range(ROUNDS + 1):
+            for graph, times in zip(graphs, found, strict=True):
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record()
+                graph.replay()
+                end.record()
+                end.synchronize()
+                if number:
+                    times.append(begin.elapsed_time(end) / 1e3 / max(turns, 8))
+        return found
+
+    def report(self, what: str, runs: list[Callable[[int, int], None]], turns: int, moved_bytes: float, check_output: Any) -> None:
+        """Prints a line a variant."""
+        errors = []
+        for run in runs:
+            run(0, self.torch.cuda.current_stream().cuda_stream)
+            self.torch.cuda.synchronize()
+            errors.append(check_output())
+        for folder, times, error in zip(self.folders, self.seconds(runs, turns), errors, strict=True):
+            median = statistics.median(times)
+            rate = f"{moved_bytes / median / 1e9:7.0f} GB/s"
+            print(f"{what:<44}{folder.name:<16}{median * 1e6:9.2f} us {rate}  error {error:.1e}", flush=True)
+
+    def difference(self, got: Any, want: Any) -> float:
+        """Norm of the difference over that of what is right."""
+        return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+def cut(out_features: int, in_features: int, stage_columns: int) -> tuple[int, int]:
+    """Stages of a part, and parts."""
+    ctas = -(-out_features // CUT_FEATURES)
+    stages = -(-in_features // stage_columns)
+    parts = max(1, min(-(-CUT_CTAS // ctas), in_features // PART_COLUMNS, stages))
+    part_stages = -(-stages // parts)
+    return part_stages, -(-stages // part_stages)
+
+
+def try_gemm(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
+    """Random bytes are a packed weight; what it means, `packed_dequantize_*` says."""
+    torch, (out_features, in_features) = lab.torch, shape
+    form, capacity = name.removeprefix("gemm_").rsplit("_r", 1)
+    stage_columns = STAGE_COLUMNS.get(form, 256)
+    blocks = in_features // 32
+    panel_bytes = blocks * BLOCK_BYTES[form] + -(-blocks // (stage_columns // 32)) * SUPER_BYTES.get(form, 0)
+    panels = -(-out_features // 64)
+    weight_bytes = panels * panel_bytes
+    turns = max(1, min(MAX_TURNS, TURN_BYTES // weight_bytes + 1))
+    # As in benches of the package: bytes whose pairs are small numbers of f16.
+    weights = torch.randint(0, 0x20, (turns, weight_bytes), dtype=torch.uint8, device="cuda")
+    x = lab.random(rows, in_features)
+    given = x if int(capacity) == 8 else x.to(torch.bfloat16)
+    out = torch.empty(rows, out_features, device="cuda")
+    part_stages, parts = cut(out_features, in_features, stage_columns)
+    sums = torch.empty(2 * CUT_CTAS * 2 * CUT_FEATURES * int(capacity), device="cuda")
+    arrivals = torch.zeros(2 * CUT_CTAS, dtype=torch.int32, device="cuda")
+    plain = torch.empty(panels * 64, in_features, device="cuda")
+    unpack = Module(lab.driver, compiled(lab.folders[0], "unpack", lab.target)).kernel(f"packed_dequantize_{form}")
+    args = struct.pack("<QQQ4I", weights.data_ptr(), plain.data_ptr(), panel_bytes, panels * 64, in_features, 0, 0)
+    unpack((-(-panels * blocks // 4), 1), args, torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    want = x.to(torch.bfloat16).double() @ plain[:out_features].double().T
+
+    def runner(kernel: Any) -> Callable[[int, int], None]:
+        features = 64 if int(capacity) == 32 else 128
+        grid = (-(-out_features // features), parts)
+
+        def run(turn: int, stream: int) -> None:
+            pointers = (given.data_ptr(), weights[turn].data_ptr(), 0, out.data_ptr(), sums.data_ptr(), arrivals.data_ptr(), panel_bytes)
+            numbers = (rows, in_features, out_features, in_features, out_features, part_stages, 0)
+            kernel(grid, struct.pack("<7Q7If", *pointers, *numbers, 1.0), stream)
+
+        return run
+
+    runs = [runner(kernel) for kernel in lab.kernels("gemm", name)]
+    moved = out_features * in_features // 32 * BLOCK_BYTES[form] / 64 + 4.0 * rows * (in_features + out_features)
+    lab.report(f"{name} {rows} x {out_features} x {in_features}", runs, turns, moved, lambda: lab.difference(out, want))
+
+
+def try_gemv(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
+    """Weights of floats."""
+    torch, (out_features, in_features) = lab.torch, shape
+    form = name.removeprefix("gemv_").rsplit("_r", 1)[0]
+    dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    if form not in dtypes:
+        raise LabError(f"{name}: of gemv_*, only {', '.join(dtypes)} can be tried here")
+    element = dtypes[form].itemsize
+    turns = max(1, min(MAX_TURNS, TURN_BYTES // (out_features * in_features * element) + 1))
+    weights = [lab.random(out_features, in_features, dtype=dtypes[form]) for _ in range(turns)]
+    x, out = lab.random(rows, in_features), torch.empty(rows, out_features, device="cuda")
+    want = x.double() @ weights[0].double().T
+
+    def runner(kernel: Any) -> Callable[[int, int], None]:
+        def run(turn: int, stream: int) -> None:
+            pointers = (x.data_ptr(), weights[turn].data_ptr(), 0, out.data_ptr(), in_features * element)
+            args = struct.pack("<5Q6IfI", *pointers, rows, in_features, out_features, in_features, out_features, 0, 1.0, 0)
+            kernel((-(-out_features // 4), 1), args, stream)
+
+        return run
+
+    runs = [runner(kernel) for kernel in lab.kernels("gemv", name)]
+    moved = element * out_features * in_features + 4.0 * rows * (in_features + out_features)
+    lab.report(f"{name} {rows} x {out_features} x {in_features}", runs, turns, moved, lambda: lab.difference(out, want))
+
+
+def try_attention(lab: Lab, name: str, batch: int, context: int, heads: tuple[int, int], block_size: int) -> None:
+    """Requests that decode one row each, and the merge of their parts."""
+    torch, (num_heads, num_kv_heads) = lab.torch, heads
+    found = re.fullmatch(r"attention_(f16|bf16)_d(\d+)", name)
+    if found is None:
+        raise LabError(f"{name}: of attention_*, only f16 and bf16 can be tried here")
+    dtype, head_dim = (torch.float16 if found[1] == "f16" else torch.bfloat16), int(found[2])
+    max_blocks = -(-context // block_size)
+    plane = (1 + batch * max_blocks, num_kv_heads, block_size, head_dim)
+    kv_bytes = 2 * 2 * batch * context * num_kv_heads * head_dim
+    turns = max(1, min(MAX_TURNS, TURN_BYTES // kv_bytes + 1))
+    caches = [(lab.random(*plane, dtype=dtype), lab.random(*plane, dtype=dtype)) for _ in range(turns)]
+    tables = (1 + torch.randperm(batch * max_blocks, device="cuda")).to(torch.int32).view(batch, max_blocks)
+    q = lab.random(batch, num_heads * head_dim)
+    out = torch.empty(batch, num_heads * head_dim, device="cuda")
+    positions = torch.full((batch,), context - 1, dtype=torch.int32, device="cuda")
+    part_keys = -(-max(-(-context // MAX_PARTS), MIN_PART_KEYS) // KEY_TILE) * KEY_TILE
+    parts = -(-context // part_keys)
+    works, merges = [], []
+    for request in range(batch):
+        for part in range(parts):
+            end = min(context, (part + 1) * part_keys)
+            works.append((request, request, 1, part * part_keys, end, request * parts + part if parts > 1 else -1))
+        merges.append((request, request * parts, parts, 1))
+    work = torch.tensor(works, dtype=torch.int32, device="cuda")
+    merge = torch.tensor(merges, dtype=torch.int32, device="cuda")
+    part_out = torch.empty(batch * parts, num_heads, head_dim, device="cuda")
+    part_lse = torch.empty(batch * parts, num_heads, device="cuda")
+    scale = head_dim**-0.5
+
+    keys, values = (side[tables.long()].transpose(2, 3).reshape(batch, -1, num_kv_heads, head_dim)[:, :context] for side in caches[0])
+    queries = q.to(dtype).double().view(batch, num_kv_heads, -1, head_dim)
+    weights = torch.einsum("bhgd,bthd->bhgt", queries, keys.double()).mul(scale).softmax(-1)
+    want = torch.einsum("bhgt,bthd->bhgd", weights, values.double()).reshape(batch, -1)
+
+    def runner(kernel: Any, merger: Any) -> Callable[[int, int], None]:
+        def run(turn: int, stream: int) -> None:
+            k, v = caches[turn]
+            pointers = (q, out, part_out, part_lse, k, v, tables, positions)
+            addresses = [*(tensor.data_ptr() for tensor in pointers), 0, work.data_ptr(), 0]
+            block_bytes = num_kv_heads * block_size * head_dim * 2
+            numbers = (max_blocks, block_size, num_heads, num_kv_heads, num_heads * head_dim, 0, 0)
+            args = struct.pack("<11Q2Q7I2f3I", *addresses, block_bytes, block_bytes, *numbers, scale, 0.0, head_dim, 0, 0)
+            kernel((len(works), num_kv_heads), args + bytes(-len(args) % 8), stream)
+            if parts > 1:
+                merged = (part_out.data_ptr(), part_lse.data_ptr(), merge.data_ptr(), 0, out.data_ptr())
+                merger((batch, num_heads), struct.pack("<5Q4I", *merged, num_heads, head_dim, 0, 0), stream)
+
+        return run
+
+    mergers = lab.kernels("attention_merge", "attention_merge")
+    runs = [runner(*pair) for pair in zip(lab.kernels("attention", name), mergers, strict=True)]
+    what = f"{name} {batch} x {context}, {num_heads}/{num_kv_heads}"
+    lab.report(what, runs, turns, kv_bytes + 8.0 * batch * num_heads * head_dim, lambda: lab.difference(out, want))
+
+
+def pair(text: str) -> tuple[int, int]:
+    """Two numbers with a comma."""
+    first, second = map(int, text.split(","))
+    return first, second
+
+
+def main() -> None:
+    """Tries one kernel."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kernel", help="its name, such as gemm_q4_k_r8")
+    parser.add_argument("--kernels", type=Path, nargs="+", default=[HERE.parent / "kernels"], help="folders of sources or cubins")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1], help="of gemm_* and gemv_*")
+    parser.add_argument("--shape", type=pair, default=(14336, 4096), metavar="OUT,IN", help="of the weight (14336,4096)")
+    parser.add_argument("--batch", type=int, default=32, help="requests, of attention_*")
+    parser.add_argument("--context", type=int, default=4096, help="tokens that each sees")
+    parser.add_argument("--heads", type=pair, default=(64, 8), metavar="Q,KV", help="query heads and KV heads (64,8)")
+    parser.add_argument("--block-size", type=int, default=16, choices=[8, 16, 32], help="tokens of a block")
+    options = parser.parse_args()
+    try:
+        import torch  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        parser.exit(1, "PyTorch cannot be imported, and it is what kernels are compared with\n")
+    if not torch.cuda.is_available():
+        parser.exit(1, "PyTorch sees no GPU\n")
+    lab, name = Lab(torch, [folder.resolve() for folder in options.kernels]), options.kernel
+    try:
+        if name.startswith("attention_"):
+            try_attention(lab, name, options.batch, options.context, options.heads, options.block_size)
+        elif name.startswith(("gemm_", "gemv_")):
+            for rows in options.rows:
+                (try_gemm if name.startswith("gemm_") else try_gemv)(lab, name, rows, options.shape)
+        else:
+            raise LabError(f"{name} cannot be tried here: gemm_*, gemv_* and attention_* can")
+    except (LabError, CompileError) as error:
+        parser.exit(1, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()
