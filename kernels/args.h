@@ -176,11 +176,11 @@ struct GemmArgs {
     const uint8_t* w;   // [ceil(out_features / 64), panel_bytes] bytes
     const float* bias;  // [out_features] or null
     float* out;         // [num_rows, out_stride]
-    float* parts;       // [gridDim.x, gridDim.y, 128 * capacity], for grids with more than one part: what each has summed
-    uint32_t* arrivals; // [gridDim.x], 0 before and after: parts that are done
+    float* parts;       // [gridDim.x, 2, 128 * capacity]: what a CTA has summed of the first pair of panels, and of later ones
+    uint32_t* arrivals; // [gridDim.x, gridDim.y], 0 before and after: CTAs that are done with a pair they share
     uint64_t panel_bytes;
     uint32_t num_rows, in_features, out_features, x_stride, out_stride;
-    uint32_t part_stages; // stages that a part sums, all but the last one
+    uint32_t part_stages; // stages that a CTA sums, all but the last one
     uint32_t accumulate;  // 1: added to out
     float scale;
 };

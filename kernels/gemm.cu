@@ -1,70 +1,65 @@
 // Products of a packed quantized weight and up to 32 rows of activations, by tensor cores.
 //
-//   out [num_rows, out_features] = x [num_rows, in_features] w^T        CTA (x, y): 128 features, part y of their stages; 8 warps
+//   out [num_rows, out_features] = x [num_rows, in_features] w^T        CTA (x, y): work x, of panels y of each pair
 //
-//   stages     | stage | stage | stage | ...        copied STAGES - 1 ahead, past the registers
-//   blocks      0 1 2 3 4 5 6 7                     warps 0 and 4 take 0 and 1, warps 1 and 5 take 2 and 3, ...
-//   features   warps 0 .. 3 the first panel of 64, warps 4 .. 7 the second one: a is the weight, b 8 rows of x a tile
-//   sums       of a block in tensor cores, from codes and x; then in f32, times their scale; over warps, then over parts, in one
-//              order that the weight's shape decides
+//   weight     pairs of panels, each with its stages one after the other; work x is `part_stages` of this sequence of stages, so
+//              it may begin and end within a pair
+//   blocks     warp i of 8 takes block i of each stage (i, i + 8, ... where stages have fewer), copied SLOTS - 1 ahead by the
+//              warp itself into memory of its own: no warp waits for another before a pair is done
+//   sums       of a block in tensor cores, from codes and x; then in f32, times their scale; over the 8 warps, then over the CTAs
+//              that share a pair, in one order that the weight's shape decides
 //
 // Rounding x to bf16 is all that is lost. Nothing that is computed of a row depends on the rows beside it, so neither their
-// number nor its place changes its bits. The last part that is done adds all of them.
-//
-// Bytes: those of the weight, once, and from L2 those of x for each CTA: 4 a value up to 8 rows, 2 of more. It waits for memory
-// up to 16 rows: docs/cuda.md has how many instructions the machine code has for a weight. The floor is the weight's bytes:
-// 14336 x 4096 of q4_k are 34 MB, at 3.0 TB/s 11 us.
+// number nor its place changes its bits. Of CTAs that share a pair, the last one that is done adds what all have summed.
 #include <type_traits>
 
 #include "packed.cuh"
 
 namespace {
 
-constexpr unsigned QUARTERS = 4;
-constexpr unsigned PANEL_THREADS = QUARTERS * 32;
+constexpr unsigned WARPS = 8;
+constexpr unsigned PANEL_THREADS = WARPS * 32;
 
 template <class Format, int ROWS>
 struct Gemm {
     static constexpr int ROW_TILES = ROWS / 8;
-    // Two share what they read of x from L2; the sums of 32 rows leave no registers for two.
-    static constexpr unsigned PANELS = ROWS == 32 ? 1 : 2;
+    // Two share what they read of x, through L1.
+    static constexpr unsigned PANELS = ROWS == 32 ? 2 : 1;
     static constexpr unsigned THREADS = PANELS * PANEL_THREADS;
-    static constexpr unsigned STAGES = Format::BITS == 8 || ROWS == 32 ? 4 : 3;
-    static constexpr unsigned WARP_BLOCKS = Format::STAGE_BLOCKS / QUARTERS;
-    static constexpr unsigned COPY_BYTES = STAGES * PANELS * Format::STAGE_BYTES;
-    // What a warp keeps of the scales of its blocks.
-    static constexpr unsigned SCALE_BYTES = Format::HAS_SUPER_BLOCKS ? WARP_BLOCKS * packed::EXPANDED_BYTES : 0;
-    // Sums of a warp, a lane each.
+    static constexpr unsigned SLOTS = PANELS == 1 ? 4 : Format::BITS == 8 ? 2 : 3;
+    // A block, and behind it the scales of its super-block.
+    static constexpr unsigned SLOT_BYTES = Format::BLOCK_BYTES + Format::SUPER_BYTES;
+    static constexpr unsigned COPY_BYTES = PANELS * WARPS * SLOTS * SLOT_BYTES;
+    static constexpr unsigned SCALE_BYTES = Format::HAS_SUPER_BLOCKS ? packed::EXPANDED_BYTES : 0;
+    // Sums of a warp, a lane each, and how many of them are merged at once.
     static constexpr int SUMS = packed::TILES * ROW_TILES * 4;
-    static constexpr unsigned MERGE_BYTES = 2 * PANELS * SUMS * 32 * 4;
-    static constexpr unsigned LOOP_BYTES = COPY_BYTES + THREADS / 32 * SCALE_BYTES;
-    static constexpr unsigned SHARED_BYTES = LOOP_BYTES > MERGE_BYTES ? LOOP_BYTES : MERGE_BYTES;
-    // As many CTAs on an SM as their copies leave room for, and their sums registers.
-    static constexpr unsigned CTAS = ROWS > 8 || Format::BITS == 5 || Format::BITS == 6 ? 2 : 3;
-    // Whether x comes from L2 while a stage is waited for, or block by block.
-    static constexpr bool IS_AHEAD = ROWS == 8 || (ROWS == 16 && Format::BITS != 6);
-    static constexpr unsigned LOADED = IS_AHEAD ? WARP_BLOCKS : 1;
+    static constexpr int MERGED = PANELS == 1 ? 16 : Format::BITS < 6 ? 8 : 4;
+    static constexpr unsigned MERGE_BYTES = PANELS * WARPS * MERGED * 32 * 4;
+    static constexpr unsigned EXPANDED = PANELS * WARPS * SCALE_BYTES;
+    static constexpr unsigned SHARED_BYTES = COPY_BYTES + (EXPANDED > MERGE_BYTES ? EXPANDED : MERGE_BYTES);
+    static constexpr unsigned CTAS = 2 / PANELS;
+    // Whether x is loaded a block ahead.
+    static constexpr bool IS_AHEAD = ROWS < 32;
 };
-
-// Bytes of the stages of so many blocks.
-template <class Format>
-__device__ __forceinline__ unsigned stage_bytes(unsigned blocks) {
-    return blocks * Format::BLOCK_BYTES + blocks / Format::STAGE_BLOCKS * Format::SUPER_BYTES;
-}
 
 // Where a lane's x lies: of its row 8 n + g, of each step s of 16 columns, columns 16 s + 4 t .. + 4. Rows that are not there are
 // the last one again: nothing is made of them.
 template <int ROW_TILES>
 struct Source {
     using Element = std::conditional_t<ROW_TILES == 1, float, uint16_t>;
-    const Element* x;
+    const GemmArgs& args;
     unsigned rows[ROW_TILES];
 
-    __device__ __forceinline__ explicit Source(const GemmArgs& args) : x(static_cast<const Element*>(args.x)) {
+    __device__ __forceinline__ explicit Source(const GemmArgs& args) : args(args) {
 #pragma unroll
-        for (int n = 0; n < ROW_TILES; n++) {
-            rows[n] = min(8 * n + threadIdx.x % 32 / 4, args.num_rows - 1) * args.x_stride + threadIdx.x % 4 * 4;
-        }
+        for (int n = 0; n < ROW_TILES; n++) rows[n] = place(n);
+    }
+    __device__ __forceinline__ unsigned place(int n) const {
+        return min(8 * n + threadIdx.x % 32 / 4, args.num_rows - 1) * args.x_stride + threadIdx.x % 4 * 4;
+    }
+    // With many rows there are no registers for their places.
+    __device__ __forceinline__ const Element* row(int n) const {
+        return static_cast<const Element*>(args.x) + (ROW_TILES < 4 ? rows[n] : place(n));
     }
 };
 
@@ -79,7 +74,7 @@ struct Activations {
         for (int n = 0; n < ROW_TILES; n++) {
 #pragma unroll
             for (int step = 0; step < 2; step++) {
-                loaded[n][step] = *reinterpret_cast<const Four*>(source.x + source.rows[n] + column + 16 * step);
+                loaded[n][step] = *reinterpret_cast<const Four*>(source.row(n) + column + 16 * step);
             }
         }
     }
@@ -93,51 +88,78 @@ struct Activations {
     }
 };
 
+template <int ROW_TILES>
+struct Fragments {
+    uint2 b[ROW_TILES][2];
+    __device__ __forceinline__ explicit Fragments(const Activations<ROW_TILES>& x) {
+#pragma unroll
+        for (int n = 0; n < ROW_TILES; n++) b[n][0] = x.fragment(n, 0), b[n][1] = x.fragment(n, 1);
+    }
+};
+
+// Numbers of a format without minima are codes; of others the offset is taken from sums, with the minima.
+template <class Format>
+__device__ __forceinline__ uint32_t number_pair(const packed::LaneCodes<Format>& codes, int tile, int step, int place) {
+    const uint32_t pair = codes.pair(tile, step, place);
+    if constexpr (Format::OFFSET == 0.0f || Format::HAS_MIN) {
+        return pair;
+    } else {
+        return subtract_bf16x2(pair, Format::MINUS_OFFSETS ^ 0x80008000u);
+    }
+}
+
 template <class Format, int ROW_TILES>
 struct BlockSums {
     float of[packed::TILES][ROW_TILES][4];
 
     // All that a block adds.
     template <class Scales>
-    __device__ __forceinline__ void add(const unsigned char* block, const Scales& lane_scales, const Activations<ROW_TILES>& x) {
+    __device__ __forceinline__ void add(const unsigned char* block, const Scales& lane_scales, const Fragments<ROW_TILES>& x) {
         constexpr int GROUPS = 2 / Format::SCALE_STEPS;
-        const packed::LaneCodes<Format> codes(block, threadIdx.x % 32);
-        uint2 b[ROW_TILES][2];
-#pragma unroll
-        for (int n = 0; n < ROW_TILES; n++) b[n][0] = x.fragment(n, 0), b[n][1] = x.fragment(n, 1);
-        // What codes are higher by than they should be, times x.
-        float offsets[GROUPS][ROW_TILES][4] = {};
-        if constexpr (Format::OFFSET != 0.0f) {
+        const auto& b = x.b;
+        if constexpr (Format::HAS_MIN) {
             constexpr uint32_t A = Format::MINUS_OFFSETS;
             const uint32_t a[4] = {A, A, A, A};
+            // The sum of x times -OFFSET: the same for all features.
+            float2 offsets[ROW_TILES];
 #pragma unroll
-            for (int step = 0; step < 2; step++) {
+            for (int n = 0; n < ROW_TILES; n++) {
+                float sums[4] = {};
+                multiply_tiles<bf16>(sums, a, b[n][0].x, b[n][0].y);
+                multiply_tiles<bf16>(sums, a, b[n][1].x, b[n][1].y);
+                offsets[n] = make_float2(sums[0], sums[1]);
+            }
+#pragma unroll
+            for (int tile = 0; tile < int(packed::TILES); tile++) {
+                const float2 minima = lane_scales.sum_minima(tile);
 #pragma unroll
                 for (int n = 0; n < ROW_TILES; n++) {
-                    multiply_tiles<bf16>(offsets[step / Format::SCALE_STEPS][n], a, b[n][step].x, b[n][step].y);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        float& sum = of[tile][n][i];
+                        sum = fmaf(i < 2 ? minima.x : minima.y, i % 2 ? offsets[n].y : offsets[n].x, sum);
+                    }
                 }
             }
         }
+        const packed::LaneCodes<Format> codes(block, threadIdx.x % 32);
 #pragma unroll
         for (int tile = 0; tile < int(packed::TILES); tile++) {
             uint32_t a[2][4];
 #pragma unroll
-            for (int i = 0; i < 8; i++) a[i / 4][i % 4] = codes.pair(tile, i / 4, i % 4);
+            for (int i = 0; i < 8; i++) a[i / 4][i % 4] = number_pair<Format>(codes, tile, i / 4, i % 4);
 #pragma unroll
             for (int group = 0; group < GROUPS; group++) {
                 const float2 scales = lane_scales.scales(tile, group);
-                float2 minima = {};
-                if constexpr (Format::HAS_MIN) minima = lane_scales.offset_minima(tile);
 #pragma unroll
                 for (int n = 0; n < ROW_TILES; n++) {
-                    float products[4];
-                    multiply_tiles<bf16>(products, offsets[group][n], a[group], b[n][group].x, b[n][group].y);
+                    float products[4] = {};
+                    multiply_tiles<bf16>(products, a[group], b[n][group].x, b[n][group].y);
                     if constexpr (GROUPS == 1) multiply_tiles<bf16>(products, a[1], b[n][1].x, b[n][1].y);
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         float& sum = of[tile][n][i];
                         sum = fmaf(i < 2 ? scales.x : scales.y, products[i], sum);
-                        if constexpr (Format::HAS_MIN) sum = fmaf(i < 2 ? minima.x : minima.y, offsets[group][n][i], sum);
                     }
                 }
             }
@@ -166,159 +188,199 @@ __device__ __forceinline__ void store(const GemmArgs& args, unsigned panel, unsi
     *out = args.accumulate ? fmaf(sum, args.scale, *out) : sum * args.scale;
 }
 
-// Leaves the sums of all quarters in the first one: (0 + 2) + (1 + 3).
-template <class Gemm, class Sums>
-__device__ __forceinline__ void merge_quarters(float* shared, unsigned half, unsigned quarter, Sums& sums) {
-    const unsigned lane = threadIdx.x % 32;
-#pragma unroll
-    for (unsigned from = QUARTERS / 2; from > 0; from /= 2) {
-        float* merge = shared + (half * 2 + quarter % from) * Gemm::SUMS * 32 + lane;
-        __syncthreads();
-        if (quarter >= from && quarter < 2 * from) {
-#pragma unroll
-            for (int i = 0; i < Gemm::SUMS; i++) merge[i * 32] = sums.at(i);
-        }
-        __syncthreads();
-        if (quarter < from) {
-#pragma unroll
-            for (int i = 0; i < Gemm::SUMS; i++) sums.at(i) += merge[i * 32];
-        }
+// What a CTA sums: a range of the stages of all pairs of panels, one after the other.
+template <class Format>
+struct Work {
+    const GemmArgs& args;
+    unsigned pair, stage, left;
+
+    __device__ __forceinline__ explicit Work(const GemmArgs& args) : args(args) {
+        const unsigned pairs = (args.out_features + 2 * packed::FEATURES - 1) / (2 * packed::FEATURES);
+        const unsigned first = blockIdx.x * args.part_stages;
+        left = min(args.part_stages, pairs * pair_stages() - first);
+        pair = first / pair_stages(), stage = first % pair_stages();
     }
+    __device__ __forceinline__ unsigned num_blocks() const { return args.in_features / packed::COLUMNS; }
+    __device__ __forceinline__ unsigned pair_stages() const {
+        return (num_blocks() + Format::STAGE_BLOCKS - 1) / Format::STAGE_BLOCKS;
+    }
+    __device__ __forceinline__ unsigned stages() const { return min(left, pair_stages() - stage); }
+    // Blocks of this pair: from `stage * STAGE_BLOCKS` on.
+    __device__ __forceinline__ unsigned end() const { return min((stage + stages()) * Format::STAGE_BLOCKS, num_blocks()); }
+    __device__ __forceinline__ void next_pair() { left -= stages(), pair++, stage = 0; }
+};
+
+// Where a block of a panel begins.
+template <class Format>
+__device__ __forceinline__ unsigned block_place(unsigned block) {
+    return block * Format::BLOCK_BYTES + block / Format::STAGE_BLOCKS * Format::SUPER_BYTES;
 }
 
-// Keeps this part's sums; of the part that is done last, adds all and writes the output.
-template <class Gemm, class Sums>
-__device__ __forceinline__ void merge_parts(const GemmArgs& args, unsigned char* shared, unsigned half, unsigned quarter,
-                                            Sums& sums) {
-    constexpr unsigned PART = Gemm::PANELS * Gemm::SUMS * 32;
-    const unsigned lane = threadIdx.x % 32, num_parts = gridDim.y;
-    float* parts = args.parts + size_t(blockIdx.x) * num_parts * PART;
-    if (quarter == 0) {
-        float* part = parts + blockIdx.y * PART + half * Gemm::SUMS * 32 + lane;
-#pragma unroll
-        for (int i = 0; i < Gemm::SUMS; i++) part[i * 32] = sums.at(i);
-        __threadfence();
-    }
-    __syncthreads();
-    uint32_t* arrived = reinterpret_cast<uint32_t*>(shared);
-    if (threadIdx.x == 0) *arrived = atomicAdd(args.arrivals + blockIdx.x, 1u);
-    __syncthreads();
-    if (*arrived + 1 != num_parts) return;
-    __threadfence();
-    for (unsigned at = threadIdx.x; at < PART; at += Gemm::THREADS) {
-        float sum = 0.0f;
-        for (unsigned part = 0; part < num_parts; part++) sum += load_of_other_cta(parts + part * PART + at);
-        const unsigned i = at / 32;
-        store<Gemm::ROW_TILES>(args, blockIdx.x * Gemm::PANELS + i / Gemm::SUMS, i % Gemm::SUMS, at % 32, sum);
-    }
-    if (threadIdx.x == 0) args.arrivals[blockIdx.x] = 0;
-}
-
-// Copies the stages of a panel, from the first on, half of the CTA's threads each of the two.
+// Copies a warp's blocks into its slots, from pair to pair.
 template <class Format, class Gemm>
-struct StageCopier {
-    static constexpr unsigned STEP = PANEL_THREADS * 16;
-    const uint8_t* from;
-    unsigned char* to;
-    unsigned left;  // Bytes of the stages that are not copied yet, less where this thread's begin.
-    unsigned slot = 0;
+struct Copier {
+    static constexpr unsigned BLOCK_PIECES = Format::BLOCK_BYTES / 16, PIECES = Gemm::SLOT_BYTES / 16;
+    // From one block of a warp to its next one.
+    static constexpr unsigned STEP = WARPS * Format::BLOCK_BYTES + WARPS / Format::STAGE_BLOCKS * Format::SUPER_BYTES;
+    const uint8_t* panel;  // Where this lane's first piece of block 0 lies.
+    unsigned at, end, left;
+    unsigned slot = 0;  // In bytes.
 
-    __device__ __forceinline__ StageCopier(const uint8_t* stages, unsigned char* copies, unsigned bytes) {
-        const unsigned own = threadIdx.x % PANEL_THREADS * 16;
-        from = stages + own;
-        to = copies + own;
-        left = bytes > own ? bytes - own : 0;
+    __device__ __forceinline__ Copier(const Work<Format>& work, unsigned half, unsigned warp) {
+        const GemmArgs& args = work.args;
+        panel = args.w + (2 * work.pair + half) * args.panel_bytes + threadIdx.x % 32 * 16;
+        const unsigned panels = (args.out_features + packed::FEATURES - 1) / packed::FEATURES;
+        // Of all pairs but perhaps the last one there is a second panel.
+        const unsigned there = (panels + 1 - half) / 2;
+        left = min(work.left, work.pair < there ? (there - work.pair) * work.pair_stages() - work.stage : 0);
+        const unsigned stages = min(left, work.pair_stages() - work.stage);
+        at = block_place<Format>(work.stage * Format::STAGE_BLOCKS + warp);
+        end = left ? block_place<Format>(min((work.stage + stages) * Format::STAGE_BLOCKS, work.num_blocks())) : 0;
+        left -= stages;
     }
-    __device__ __forceinline__ void copy() {
-        unsigned char* place = to + slot * (Gemm::PANELS * Format::STAGE_BYTES);
-#pragma unroll
-        for (unsigned at = 0; at < Format::STAGE_BYTES; at += STEP) {
-            const bool is_whole = at + STEP <= Format::STAGE_BYTES;
-            const bool is_inside = is_whole || threadIdx.x % PANEL_THREADS * 16 + at < Format::STAGE_BYTES;
-            if (at < left && is_inside) copy16_async(place + at, from + at, true);
+    __device__ __forceinline__ void copy(const Work<Format>& work, unsigned char* slots, unsigned warp) {
+        while (at >= end && left) {
+            const unsigned stages = min(left, work.pair_stages());
+            panel += 2 * work.args.panel_bytes;
+            at = block_place<Format>(warp);
+            end = block_place<Format>(min(stages * Format::STAGE_BLOCKS, work.num_blocks()));
+            left -= stages;
         }
-        from += Format::STAGE_BYTES;
-        left = left > Format::STAGE_BYTES ? left - Format::STAGE_BYTES : 0;
-        slot = slot + 1 < Gemm::STAGES ? slot + 1 : 0;
+        if (at < end) {
+            const uint8_t* from = panel + at;
+            const unsigned lane = threadIdx.x % 32;
+            unsigned char* place = slots + slot + lane * 16;
+#pragma unroll
+            for (unsigned first = 0; first < PIECES; first += 32) {
+                // The scales are as far behind as the stage's later blocks are long.
+                unsigned skip = 0;
+                if (first + 32 > BLOCK_PIECES && Format::SUPER_BYTES != 0) {
+                    if (lane + first >= BLOCK_PIECES) skip = (Format::STAGE_BLOCKS - 1 - warp) * Format::BLOCK_BYTES;
+                }
+                const bool is_inside = first + 32 <= PIECES || lane + first < PIECES;
+                if (is_inside) copy16_async(place + first * 16, from + (first * 16 + skip), true);
+            }
+            at += STEP;
+        }
+        slot = slot + Gemm::SLOT_BYTES < Gemm::SLOTS * Gemm::SLOT_BYTES ? slot + Gemm::SLOT_BYTES : 0;
         copy_commit();
     }
 };
+
+// The sums of all warps, `Gemm::MERGED` at once, to `part`: [sum, lane] of the panel.
+template <class Gemm, class Sums>
+__device__ __forceinline__ void merge_warps(float* shared, unsigned warp, Sums& sums, float* part) {
+    constexpr int VALUES = Gemm::MERGED * 32;
+    float* merge = shared + threadIdx.x / PANEL_THREADS * (WARPS * VALUES);
+    const unsigned thread = threadIdx.x % PANEL_THREADS;
+    float* own = merge + warp * VALUES + threadIdx.x % 32;
+#pragma unroll
+    for (int first = 0; first < Gemm::SUMS; first += Gemm::MERGED) {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < Gemm::MERGED; i++) own[i * 32] = sums.at(first + i);
+        __syncthreads();
+        for (unsigned at = thread * 2; at < VALUES; at += PANEL_THREADS * 2) {
+            float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (unsigned from = 0; from < WARPS; from++) {
+                const float2 x = *reinterpret_cast<const float2*>(merge + from * VALUES + at);
+                sum = make_float2(sum.x + x.x, sum.y + x.y);
+            }
+            *reinterpret_cast<float2*>(part + first * 32 + at) = sum;
+        }
+    }
+}
+
+// The CTA that is the last one to leave its sums of a pair in `args.parts` adds all and writes the output.
+template <class Format, class Gemm>
+__device__ __forceinline__ void add_parts(const GemmArgs& args, const Work<Format>& work, unsigned half, uint32_t* arrived) {
+    constexpr unsigned PART = Gemm::SUMS * 32;
+    const unsigned thread = threadIdx.x % PANEL_THREADS, panel = work.pair * 2 + half;
+    const unsigned first_stage = work.pair * work.pair_stages();
+    const unsigned first = first_stage / args.part_stages, last = (first_stage + work.pair_stages() - 1) / args.part_stages;
+    uint32_t* arrivals = args.arrivals + first * gridDim.y + blockIdx.y;
+    if (first != last) {
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) *arrived = atomicAdd(arrivals, 1u);
+        __syncthreads();
+        if (*arrived != last - first) return;
+        __threadfence();
+        if (threadIdx.x == 0) *arrivals = 0;
+    } else {
+        __syncthreads();
+    }
+    // The first one may have begun with another pair.
+    const unsigned begun = first_stage / work.pair_stages() != first * args.part_stages / work.pair_stages();
+    const float* parts = args.parts + (size_t(first) * 4 + half) * PART + thread * 2;
+#pragma unroll 1
+    for (unsigned at = 0; at < PART; at += 2 * PANEL_THREADS) {
+        float2 sum = load_of_other_cta(reinterpret_cast<const float2*>(parts + begun * (2 * PART) + at));
+#pragma unroll 8
+        for (unsigned i = 1; i <= last - first; i++) {
+            const float2 x = load_of_other_cta(reinterpret_cast<const float2*>(parts + at + size_t(i) * (4 * PART)));
+            sum = make_float2(sum.x + x.x, sum.y + x.y);
+        }
+        const unsigned i = at + thread * 2;
+        store<Gemm::ROW_TILES>(args, panel, i / 32, i % 32, sum.x);
+        store<Gemm::ROW_TILES>(args, panel, i / 32, i % 32 + 1, sum.y);
+    }
+}
 
 template <class Format, int ROWS>
 __device__ void gemm(const GemmArgs& args) {
     using Gemm = ::Gemm<Format, ROWS>;
     SHARED_MEMORY(shared);
-    const unsigned warp = threadIdx.x / 32, half = warp / QUARTERS, quarter = warp % QUARTERS, g = threadIdx.x % 32 / 4;
-    const unsigned panel = blockIdx.x * Gemm::PANELS + half;
-    const unsigned num_blocks = args.in_features / packed::COLUMNS;
-    // The blocks of this part; a panel that is not there has none.
-    const unsigned first = blockIdx.y * args.part_stages * Format::STAGE_BLOCKS;
-    const unsigned part_end = min(first + args.part_stages * Format::STAGE_BLOCKS, num_blocks);
-    const unsigned end = panel * packed::FEATURES < args.out_features ? part_end : 0;
-    // All warps take as many turns.
-    const unsigned num_stages = (part_end - first + Format::STAGE_BLOCKS - 1) / Format::STAGE_BLOCKS;
-    const unsigned loop_end = first + num_stages * Format::STAGE_BLOCKS;
-
-    unsigned char* copies = shared + half * Format::STAGE_BYTES;
-    unsigned char* scales = shared + Gemm::COPY_BYTES + warp * Gemm::SCALE_BYTES;
-    const uint8_t* stages = args.w + panel * args.panel_bytes + size_t(blockIdx.y) * args.part_stages * Format::STAGE_BYTES;
-    StageCopier<Format, Gemm> copier(stages, copies, end ? stage_bytes<Format>(end - first) : 0);
+    const unsigned cta_warp = threadIdx.x / 32, warp = cta_warp % WARPS, g = threadIdx.x % 32 / 4;
+    const unsigned half = Gemm::PANELS == 2 ? cta_warp / WARPS : blockIdx.y;
+    unsigned char* slots = shared + cta_warp * (Gemm::SLOTS * Gemm::SLOT_BYTES);
+    unsigned char* scales = shared + Gemm::COPY_BYTES + cta_warp * Gemm::SCALE_BYTES;
+    float* merge = reinterpret_cast<float*>(shared + Gemm::COPY_BYTES);
+    Work<Format> work(args);
+    Copier<Format, Gemm> copier(work, half, warp);
 #pragma unroll
-    for (unsigned i = 0; i + 1 < Gemm::STAGES; i++) copier.copy();
+    for (unsigned i = 0; i + 1 < Gemm::SLOTS; i++) copier.copy(work, slots, warp);
 
     const Source<Gemm::ROW_TILES> source(args);
-    BlockSums<Format, Gemm::ROW_TILES> sums = {};
 #pragma unroll 1
-    for (unsigned block = first + quarter * Gemm::WARP_BLOCKS; block < loop_end; block += Format::STAGE_BLOCKS) {
-        Activations<Gemm::ROW_TILES> x[Gemm::LOADED] = {};
-        if constexpr (Gemm::IS_AHEAD) {
-#pragma unroll
-            for (unsigned i = 0; i < Gemm::WARP_BLOCKS; i++) {
-                if (block + i < end) x[i].load(source, (block + i) * packed::COLUMNS);
-            }
-        }
-        copy_wait<int(Gemm::STAGES) - 2>();
-        __syncthreads();
-        copier.copy();
-        // What is copied next will take the place of the stage that is now there.
-        const unsigned char* at = copies + copier.slot * (Gemm::PANELS * Format::STAGE_BYTES);
-        const unsigned char* own = at + quarter * Gemm::WARP_BLOCKS * Format::BLOCK_BYTES;
-        if constexpr (Format::HAS_SUPER_BLOCKS) {
-            if (block < end) {
-#pragma unroll
-                for (unsigned i = 0; i < Gemm::WARP_BLOCKS; i++) {
-                    packed::expand_scales<Format>(own + i * Format::BLOCK_BYTES, at + Format::STAGE_BLOCKS * Format::BLOCK_BYTES,
-                                                  scales + i * packed::EXPANDED_BYTES);
-                }
-            }
+    for (; work.left; work.next_pair()) {
+        const unsigned panel = 2 * work.pair + half;
+        const unsigned end = panel * packed::FEATURES < args.out_features ? work.end() : 0;
+        unsigned block = work.stage * Format::STAGE_BLOCKS + warp;
+        BlockSums<Format, Gemm::ROW_TILES> sums = {};
+        Activations<Gemm::ROW_TILES> x = {};
+        if (Gemm::IS_AHEAD && block < end) x.load(source, block * packed::COLUMNS);
+#pragma unroll 1
+        for (; block < end; block += WARPS) {
+            if constexpr (!Gemm::IS_AHEAD) x.load(source, block * packed::COLUMNS);
+            copy_wait<int(Gemm::SLOTS) - 2>();
             __syncwarp();
-        }
-        const auto add = [&](unsigned i, const Activations<Gemm::ROW_TILES>& x) {
-            const unsigned char* codes = own + i * Format::BLOCK_BYTES;
+            copier.copy(work, slots, warp);
+            // What is copied next will take the place of the block that is now there.
+            const unsigned char* own = slots + copier.slot;
+            const auto add = [&](const auto& lane_scales) {
+                const Fragments<Gemm::ROW_TILES> now(x);
+                // The last time, one that is there.
+                if constexpr (Gemm::IS_AHEAD) x.load(source, min(block + WARPS, end - 1) * packed::COLUMNS);
+                sums.add(own, lane_scales, now);
+            };
             if constexpr (Format::HAS_SUPER_BLOCKS) {
-                sums.add(codes, packed::ExpandedScales<Format>(scales + i * packed::EXPANDED_BYTES, g), x);
+                packed::expand_scales<Format>(own, own + Format::BLOCK_BYTES, scales);
+                __syncwarp();
+                add(packed::ExpandedScales<Format>(scales, g));
             } else {
-                sums.add(codes, packed::LaneScales<Format>(codes, nullptr, g), x);
-            }
-        };
-#pragma unroll(Gemm::LOADED)
-        for (unsigned i = 0; i < Gemm::WARP_BLOCKS; i++) {
-            if (block + i < end) {
-                if constexpr (!Gemm::IS_AHEAD) x[0].load(source, (block + i) * packed::COLUMNS);
-                add(i, x[Gemm::IS_AHEAD ? i : 0]);
+                add(packed::LaneScales<Format>(own, nullptr, g));
             }
         }
-        // Scales are written again once all lanes have read them.
-        if constexpr (Format::HAS_SUPER_BLOCKS) __syncwarp();
+        constexpr unsigned PART = Gemm::SUMS * 32;
+        const bool has_begun = blockIdx.x * args.part_stages / work.pair_stages() != work.pair;
+        merge_warps<Gemm>(merge, warp, sums, args.parts + (size_t(blockIdx.x) * 4 + has_begun * 2 + half) * PART);
+        add_parts<Format, Gemm>(args, work, half, reinterpret_cast<uint32_t*>(merge));
+        // Scales take the place of what was merged.
+        __syncthreads();
     }
     copy_wait<0>();
-    merge_quarters<Gemm>(reinterpret_cast<float*>(shared), half, quarter, sums);
-    if (gridDim.y > 1) {
-        merge_parts<Gemm>(args, shared, half, quarter, sums);
-    } else if (quarter == 0) {
-#pragma unroll
-        for (int i = 0; i < Gemm::SUMS; i++) store<Gemm::ROW_TILES>(args, panel, unsigned(i), threadIdx.x % 32, sums.at(i));
-    }
 }
 
 }  // namespace

@@ -41,9 +41,9 @@ class Loop:
 
 
 def gemm(name: str, stage_bytes: int, stage_columns: int) -> list[Loop]:
-    """A warp takes a quarter of a stage of 64 features, with many rows block by block in a loop of its own."""
-    values, read, blocks = 64 * stage_columns // 4, stage_bytes // 4, stage_columns // 128
-    return [Loop("gemm", f"gemm_{name}_r{rows}", values, read, blocks) for rows in (8, 16, 32)]
+    """A warp takes a block of 64 features and 32 columns."""
+    blocks = stage_columns // 32
+    return [Loop("gemm", f"gemm_{name}_r{rows}", 64 * 32, stage_bytes // blocks) for rows in (8, 16, 32)]
 
 
 LOOPS = [

@@ -160,6 +160,11 @@ struct LaneScales {
             return make_float2(-0.0f, -0.0f);
         }
     }
+    // What a sum of x times -OFFSET is multiplied with.
+    __device__ __forceinline__ float2 sum_minima(int tile) const {
+        const float2 x = scales(tile, 0), y = offset_minima(tile);
+        return make_float2(x.x + y.x, x.y + y.y);
+    }
     // In units of the offset; exactly, as that is a power of two where there are minima.
     __device__ __forceinline__ float2 offset_minima(int tile) const {
         const float2 x = minima(tile);
@@ -173,24 +178,23 @@ constexpr unsigned EXPANDED_BYTES = TILES * 8 * 16;
 // Scales of a block whose super-block has some, multiplied by those: a warp writes [tile, g] what `ExpandedScales` reads.
 template <class Format>
 __device__ __forceinline__ void expand_scales(const unsigned char* block, const unsigned char* super_scales, unsigned char* to) {
-    // Lane 8 i + g: of features g and g + 8 of two tiles, scales in the lower half of the warp; in the upper half minima, or
-    // scales of the second 16 columns.
-    const unsigned lane = threadIdx.x % 32, g = lane % 8, upper = lane / 16, tiles = lane / 8 % 2;
-    const uint32_t codes = *reinterpret_cast<const uint32_t*>(block + Format::CODE_BYTES + g * 16 + upper * 8 + tiles * 4);
-    const uint2 super = *reinterpret_cast<const uint2*>(super_scales + (Format::HAS_MIN ? upper * 128 : 0) + g * 16 + tiles * 8);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float2 by = unpack<f16>(i ? super.y : super.x);
-        // A minimum is added to sums that the offset was multiplied into: -(by * code) / -OFFSET.
-        if (Format::HAS_MIN && upper) by = make_float2(by.x / Format::OFFSET, by.y / Format::OFFSET);
-        float2 x;
-        if constexpr (Format::SCALING == Scaling::SUPER_SCALE_OF_16) {
-            x = make_float2(by.x * float(int8_t(codes >> 16 * i)), by.y * float(int8_t(codes >> (16 * i + 8))));
-        } else {
-            x = make_float2(times_byte(by.x, codes, 2 * i), times_byte(by.y, codes, 2 * i + 1));
-        }
-        *reinterpret_cast<float2*>(to + ((tiles * 2 + i) * 8 + g) * 16 + upper * 8) = x;
+    // Lane 8 i + g: of features g and g + 8 of tile i.
+    const unsigned lane = threadIdx.x % 32, g = lane % 8, tile = lane / 8;
+    const unsigned char* own = block + Format::CODE_BYTES + g * 16 + tile * 2;
+    const uint32_t first = *reinterpret_cast<const uint16_t*>(own), second = *reinterpret_cast<const uint16_t*>(own + 8);
+    const float2 by = unpack<f16>(*reinterpret_cast<const uint32_t*>(super_scales + g * 16 + tile * 4));
+    float4 x;
+    if constexpr (Format::SCALING == Scaling::SUPER_SCALE_OF_16) {
+        x.x = by.x * float(int8_t(first)), x.y = by.y * float(int8_t(first >> 8));
+        x.z = by.x * float(int8_t(second)), x.w = by.y * float(int8_t(second >> 8));
+    } else {
+        const float2 min_by = unpack<f16>(*reinterpret_cast<const uint32_t*>(super_scales + 128 + g * 16 + tile * 4));
+        x.x = times_byte(by.x, first, 0), x.y = times_byte(by.y, first, 1);
+        // A minimum is added to sums that -OFFSET was multiplied into, and so is what the offset made of codes.
+        x.z = x.x + times_byte(min_by.x / Format::OFFSET, second, 0);
+        x.w = x.y + times_byte(min_by.y / Format::OFFSET, second, 1);
     }
+    *reinterpret_cast<float4*>(to + lane * 16) = x;
 }
 
 // As `LaneScales`, of what `expand_scales` has written.
@@ -204,8 +208,7 @@ struct ExpandedScales {
         const float4 x = expanded[tile * 8];
         return group ? make_float2(x.z, x.w) : make_float2(x.x, x.y);
     }
-    // In units of the offset.
-    __device__ __forceinline__ float2 offset_minima(int tile) const {
+    __device__ __forceinline__ float2 sum_minima(int tile) const {
         return make_float2(expanded[tile * 8].z, expanded[tile * 8].w);
     }
 };

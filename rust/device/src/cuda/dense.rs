@@ -243,7 +243,7 @@ impl Dense {
             if is_rounded { num_tokens * widest * 2 } else { 0 },
             if has_many && is_quantized(dtype) { tile_features(widest) * widest * 2 } else { 0 },
             if has_many { MATMUL_WORKSPACE } else { 0 },
-            if is_packed { gemm::planned_part_bytes(num_tokens, widest) } else { 0 },
+            if is_packed { gemm::planned_part_bytes(num_tokens) } else { 0 },
         ]
     }
 }

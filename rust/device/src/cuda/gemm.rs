@@ -22,14 +22,11 @@ pub const MAX_ROWS: usize = GEMM_ROWS[GEMM_ROWS.len() - 1];
 /// Rows whose x is read as it is, in f32; of more it is rounded to bf16 before.
 pub const F32_ROWS: usize = GEMM_ROWS[0];
 /// Threads that compute a panel.
-const PANEL_THREADS: usize = 128;
-/// Features that count as one CTA's when a weight is cut.
-const CUT_FEATURES: usize = 2 * PANEL_ROWS;
-/// CTAs that a weight is cut into at least, if it has the columns for it: four for each multiprocessor of an H100. It must not
-/// depend on the GPU that is there, or bits would.
-const CUT_CTAS: usize = 4 * 132;
-/// Columns of a part at least.
-const PART_COLUMNS: usize = 512;
+const PANEL_THREADS: usize = 256;
+/// Features of a pair of panels.
+const PAIR_FEATURES: usize = 2 * PANEL_ROWS;
+/// Pieces of a weight at most: one for each multiprocessor of an H100. It must not depend on the GPU that is there, or bits would.
+const MAX_PIECES: usize = 132;
 
 /// The kernels of a packed format.
 pub struct PackedKernels {
@@ -57,23 +54,21 @@ impl PackedKernels {
     }
 }
 
-/// How the columns of a weight are cut.
+/// How a weight is cut: into pieces of the sequence of the stages of all its pairs of panels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Stages of a part, all but the last one.
+    /// Stages of a piece, all but the last one.
     pub part_stages: usize,
-    /// Parts.
-    pub num_parts: usize,
+    /// Pieces.
+    pub num_pieces: usize,
 }
 
 impl Cut {
     /// Of a weight `[out_features, in_features]`, whatever the rows.
     pub fn of([out_features, in_features]: [usize; 2], stage_columns: usize) -> Self {
-        let ctas = out_features.div_ceil(CUT_FEATURES).max(1);
-        let num_stages = in_features.div_ceil(stage_columns).max(1);
-        let parts = CUT_CTAS.div_ceil(ctas).min(in_features / PART_COLUMNS).clamp(1, num_stages);
-        let part_stages = num_stages.div_ceil(parts);
-        Self { part_stages, num_parts: num_stages.div_ceil(part_stages) }
+        let num_stages = (out_features.div_ceil(PAIR_FEATURES) * in_features.div_ceil(stage_columns)).max(1);
+        let part_stages = num_stages.div_ceil(MAX_PIECES);
+        Self { part_stages, num_pieces: num_stages.div_ceil(part_stages) }
     }
 }
 
@@ -123,17 +118,13 @@ impl PackedProducts {
     ) -> Result<(), CudaError> {
         let linear: &CudaLinear = product.linear;
         let (kernel, out_features) = (kernels.gemm[capacity], linear.out_features());
-        let features = kernel.threads as usize / PANEL_THREADS * PANEL_ROWS;
-        let ctas = out_features.div_ceil(features);
-        let Cut { part_stages, num_parts } = Cut::of([out_features, x.cols], kernels.format.stage_columns());
-        let (mut parts, mut arrivals) = (0, 0);
-        if num_parts > 1 {
-            parts = self.parts.floats(driver, ctas * num_parts * features * GEMM_ROWS[capacity])?;
-            arrivals = match &self.arrivals {
-                Some(memory) => memory.at(),
-                None => self.arrivals.insert(DeviceMemory::zeroed(driver, ARRIVAL_BYTES)?).at(),
-            };
-        }
+        let panels = kernel.threads as usize / PANEL_THREADS;
+        let Cut { part_stages, num_pieces } = Cut::of([out_features, x.cols], kernels.format.stage_columns());
+        let parts = self.parts.floats(driver, planned_floats(GEMM_ROWS[capacity]))?;
+        let arrivals = match &self.arrivals {
+            Some(memory) => memory.at(),
+            None => self.arrivals.insert(DeviceMemory::zeroed(driver, ARRIVAL_BYTES)?).at(),
+        };
         let args = GemmArgs {
             x: x.at,
             w: linear.weight(),
@@ -152,8 +143,8 @@ impl PackedProducts {
             scale: product.scale,
         };
         // SAFETY: the caller's promise; weight and bias have these shapes and live as long as `linear`, the parts have room, and
-        // there is a number of arrivals for each CTA in x.
-        unsafe { launch(driver, kernel, [ctas, num_parts, 1], &args) }
+        // there is a number of arrivals for each CTA.
+        unsafe { launch(driver, kernel, [num_pieces, 2 / panels, 1], &args) }
     }
 
     /// Addresses that graphs know.
@@ -167,48 +158,44 @@ impl PackedProducts {
     }
 }
 
-/// Numbers for the CTAs in x of any weight that is cut: fewer than [`CUT_CTAS`] pairs of panels.
-const ARRIVAL_BYTES: usize = 2 * CUT_CTAS * size_of::<u32>();
+/// A number for each CTA of any weight.
+const ARRIVAL_BYTES: usize = 2 * MAX_PIECES * size_of::<u32>();
 
-/// Bytes that the parts of weights of up to so many columns take, for so many rows.
-pub fn planned_part_bytes(num_rows: usize, in_features: usize) -> usize {
-    let capacity = GEMM_ROWS.into_iter().find(|&rows| num_rows <= rows).unwrap_or(MAX_ROWS);
-    // Parts times CTAs are fewer than twice the CTAs of the cut, and fewer than there are columns for.
-    let ctas = match in_features / PART_COLUMNS {
-        0 | 1 => return 0,
-        _ => 2 * CUT_CTAS,
-    };
-    ctas * CUT_FEATURES * capacity * size_of::<f32>()
+/// Floats of the parts: a piece may begin with a part of one pair and end with a part of another one.
+fn planned_floats(capacity: usize) -> usize {
+    2 * MAX_PIECES * PAIR_FEATURES * capacity
+}
+
+/// Bytes that the parts of any weight take, for so many rows.
+pub fn planned_part_bytes(num_rows: usize) -> usize {
+    planned_floats(GEMM_ROWS.into_iter().find(|&rows| num_rows <= rows).unwrap_or(MAX_ROWS)) * size_of::<f32>()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{CUT_CTAS, CUT_FEATURES, Cut, MAX_ROWS, planned_part_bytes};
+    use super::{Cut, MAX_PIECES, PAIR_FEATURES};
 
     #[test]
-    fn parts_have_all_stages_and_the_room_that_was_planned() {
+    fn pieces_have_all_stages() {
         for in_features in (32..20_000).step_by(480) {
             for out_features in [1, 64, 129, 576, 4096, 14_336, 67_000, 128_256] {
                 for stage_columns in [128, 256] {
-                    let Cut { part_stages, num_parts } = Cut::of([out_features, in_features], stage_columns);
-                    let num_stages = in_features.div_ceil(stage_columns);
-                    let what = format!("{out_features} x {in_features}, {part_stages} stages of {num_parts} parts");
-                    assert!(num_parts * part_stages >= num_stages && (num_parts - 1) * part_stages < num_stages, "{what}");
-                    let ctas = out_features.div_ceil(CUT_FEATURES);
-                    let bytes = ctas * num_parts * CUT_FEATURES * MAX_ROWS * 4;
-                    assert!(num_parts == 1 || bytes <= planned_part_bytes(MAX_ROWS, in_features), "{what}");
-                    assert!(num_parts == 1 || ctas < CUT_CTAS, "{what}");
+                    let Cut { part_stages, num_pieces } = Cut::of([out_features, in_features], stage_columns);
+                    let num_stages = out_features.div_ceil(PAIR_FEATURES) * in_features.div_ceil(stage_columns);
+                    let what = format!("{out_features} x {in_features}, {num_pieces} pieces of {part_stages} stages");
+                    assert!(num_pieces * part_stages >= num_stages && (num_pieces - 1) * part_stages < num_stages, "{what}");
+                    assert!(num_pieces <= MAX_PIECES, "{what}");
                 }
             }
         }
     }
 
     #[test]
-    fn large_weights_are_cut_into_some_ctas_for_each_multiprocessor() {
+    fn large_weights_are_cut_into_a_piece_for_nearly_each_multiprocessor() {
         // Llama-3-8B.
-        for shape in [[4096_usize, 4096], [14_336, 4096], [4096, 14_336], [128_256, 4096]] {
-            let ctas = shape[0].div_ceil(CUT_FEATURES) * Cut::of(shape, 256).num_parts;
-            assert!((256..=1002).contains(&ctas), "{shape:?}: {ctas}");
+        for shape in [[1024_usize, 4096], [4096, 4096], [6144, 4096], [28_672, 4096], [4096, 14_336], [128_256, 4096]] {
+            let Cut { num_pieces, .. } = Cut::of(shape, 256);
+            assert!((125..=MAX_PIECES).contains(&num_pieces), "{shape:?}: {num_pieces}");
         }
     }
 }
