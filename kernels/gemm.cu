@@ -342,6 +342,7 @@ __device__ void gemm(const GemmArgs& args) {
 #pragma unroll
     for (unsigned i = 0; i + 1 < Gemm::SLOTS; i++) copier.copy(work, slots, warp);
 
+    wait_for_inputs();
     const Source<Gemm::ROW_TILES> source(args);
 #pragma unroll 1
     for (; work.left; work.next_pair()) {
@@ -386,7 +387,7 @@ __device__ void gemm(const GemmArgs& args) {
 }  // namespace
 
 #define GEMM_SIZED(NAME, SIZES, FORMAT, ROWS) \
-    KERNEL_OF_CTAS(NAME, GemmArgs, (SIZES::THREADS), (SIZES::SHARED_BYTES), (SIZES::CTAS)) { gemm<FORMAT, ROWS>(args); }
+    WEIGHT_KERNEL(NAME, GemmArgs, (SIZES::THREADS), (SIZES::SHARED_BYTES), (SIZES::CTAS)) { gemm<FORMAT, ROWS>(args); }
 #define GEMM(NAME, FORMAT, ROWS)                       \
     using Gemm_##NAME##_##ROWS = Gemm<FORMAT, ROWS>;   \
     GEMM_SIZED(gemm_##NAME##_r##ROWS, Gemm_##NAME##_##ROWS, FORMAT, ROWS)
