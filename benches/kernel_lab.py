@@ -37,7 +37,7 @@ MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 MAX_THREADS = 0
 """CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK."""
-CUT_CTAS, CUT_FEATURES, PART_COLUMNS = 4 * 132, 128, 512
+MAX_PIECES, MIN_STAGES, PANEL_FEATURES = 2 * 132, 4, 64
 """As rust/device/src/cuda/gemm.rs cuts weights."""
 STAGE_COLUMNS = {"q8_0": 128}
 """Others have 256."""
@@ -167,12 +167,14 @@ class Lab:
 
 
 def cut(out_features: int, in_features: int, stage_columns: int) -> tuple[int, int]:
-    """Stages of a part, and parts."""
-    ctas = -(-out_features // CUT_FEATURES)
-    stages = -(-in_features // stage_columns)
-    parts = max(1, min(-(-CUT_CTAS // ctas), in_features // PART_COLUMNS, stages))
-    part_stages = -(-stages // parts)
+    """Stages of a piece, and pieces."""
+    stages = -(-out_features // PANEL_FEATURES) * -(-in_features // stage_columns)
+    part_stages = max(-(-stages // MAX_PIECES), MIN_STAGES)
     return part_stages, -(-stages // part_stages)
+
+
+NO_TARGETS = struct.pack("<3Q4I", 0, 0, 0, 0, 0, 0xFFFFFFFF, 0) * 2
+"""Of the three that a launch can have, the last two."""
 
 
 def try_gemm(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
@@ -190,9 +192,9 @@ def try_gemm(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
     x = lab.random(rows, in_features)
     given = x if int(capacity) == 8 else x.to(torch.bfloat16)
     out = torch.empty(rows, out_features, device="cuda")
-    part_stages, parts = cut(out_features, in_features, stage_columns)
-    sums = torch.empty(2 * CUT_CTAS * 2 * CUT_FEATURES * int(capacity), device="cuda")
-    arrivals = torch.zeros(2 * CUT_CTAS, dtype=torch.int32, device="cuda")
+    part_stages, pieces = cut(out_features, in_features, stage_columns)
+    sums = torch.empty(MAX_PIECES * 2 * PANEL_FEATURES * int(capacity), device="cuda")
+    arrivals = torch.zeros(MAX_PIECES, dtype=torch.int32, device="cuda")
     plain = torch.empty(panels * 64, in_features, device="cuda")
     unpack = Module(lab.driver, compiled(lab.folders[0], "unpack", lab.target)).kernel(f"packed_dequantize_{form}")
     args = struct.pack("<QQQ4I", weights.data_ptr(), plain.data_ptr(), panel_bytes, panels * 64, in_features, 0, 0)
@@ -201,13 +203,12 @@ def try_gemm(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
     want = x.to(torch.bfloat16).double() @ plain[:out_features].double().T
 
     def runner(kernel: Any) -> Callable[[int, int], None]:
-        features = 64 if int(capacity) == 32 else 128
-        grid = (-(-out_features // features), parts)
-
         def run(turn: int, stream: int) -> None:
-            pointers = (given.data_ptr(), weights[turn].data_ptr(), 0, out.data_ptr(), sums.data_ptr(), arrivals.data_ptr(), panel_bytes)
-            numbers = (rows, in_features, out_features, in_features, out_features, part_stages, 0)
-            kernel(grid, struct.pack("<7Q7If", *pointers, *numbers, 1.0), stream)
+            pointers = (weights[turn].data_ptr(), 0, out.data_ptr())
+            target = struct.pack("<3Q4I", *pointers, out_features, out_features, 0, part_stages) + NO_TARGETS
+            buffers = struct.pack("<3Q", sums.data_ptr(), arrivals.data_ptr(), panel_bytes)
+            numbers = struct.pack("<4IfI", rows, in_features, in_features, 0, 1.0, 0)
+            kernel((pieces, 1), struct.pack("<Q", given.data_ptr()) + target + buffers + numbers, stream)
 
         return run
 
@@ -231,8 +232,10 @@ def try_gemv(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
 
     def runner(kernel: Any) -> Callable[[int, int], None]:
         def run(turn: int, stream: int) -> None:
-            pointers = (x.data_ptr(), weights[turn].data_ptr(), 0, out.data_ptr(), in_features * element)
-            args = struct.pack("<5Q6IfI", *pointers, rows, in_features, out_features, in_features, out_features, 0, 1.0, 0)
+            pointers = (weights[turn].data_ptr(), 0, out.data_ptr())
+            target = struct.pack("<3Q4I", *pointers, out_features, out_features, 0, 0) + NO_TARGETS
+            numbers = struct.pack("<Q4IfI", in_features * element, rows, in_features, in_features, 0, 1.0, 0)
+            args = struct.pack("<Q", x.data_ptr()) + target + numbers
             kernel((-(-out_features // 4), 1), args, stream)
 
         return run

@@ -181,19 +181,27 @@ struct GemvArgs {
     uint32_t reserved;
 };
 
-// gemm_*: as gemv_*, of a weight that is packed (packed.cuh), by x rounded to bf16.
-struct GemmArgs {
-    const void* x;      // [num_rows, x_stride], f32 of gemm_*_r8, else bf16
+// A weight that gemm_* multiplies by, and where the products go.
+struct GemmTarget {
     const uint8_t* w;   // [ceil(out_features / 64), panel_bytes] bytes
     const float* bias;  // [out_features] or null
     float* out;         // [num_rows, out_stride]
-    float* parts;       // [gridDim.x, 2, 128 * capacity]: what a CTA has summed of the first pair of panels, and of later ones
-    uint32_t* arrivals; // [gridDim.x, gridDim.y], 0 before and after: CTAs that are done with a pair they share
+    uint32_t out_features, out_stride;
+    uint32_t first_piece; // The CTAs from this on are its own; none: 0xffffffff.
+    uint32_t part_stages; // stages that each of them sums, all but the last one
+};
+
+// gemm_*: as gemv_*, of weights that are packed (packed.cuh), by x rounded to bf16.
+struct GemmArgs {
+    const void* x;      // [num_rows, x_stride], f32 of gemm_*_r8, else bf16
+    GemmTarget targets[MAX_TARGETS]; // the first one's first_piece is 0
+    float* parts;       // [gridDim.x, 2, 64 * capacity]: what a CTA has summed of its first panel, and of later ones
+    uint32_t* arrivals; // [gridDim.x], 0 before and after: CTAs that are done with a panel they share
     uint64_t panel_bytes;
-    uint32_t num_rows, in_features, out_features, x_stride, out_stride;
-    uint32_t part_stages; // stages that a CTA sums, all but the last one
-    uint32_t accumulate;  // 1: added to out
+    uint32_t num_rows, in_features, x_stride;
+    uint32_t accumulate; // 1: added to out
     float scale;
+    uint32_t reserved;
 };
 
 // packed_dequantize_*: rows of a packed weight, from a multiple of 64 on, as floats.

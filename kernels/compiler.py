@@ -1,7 +1,7 @@
 """Compiles kernels/*.cu, each to a fatbin with machine code for every target and PTX, and writes what rust/device embeds.
 
-`python3 kernels/compiler.py` compiles, prints what came of it, and fails where there is no nvcc, on any warning, and on spills in
-kernels that decode. A package is built by kernels/backend.py, which compiles kernels where they can be of use.
+`python3 kernels/compiler.py` compiles, prints what came of it, and fails where there is no nvcc, on any warning, and on
+spills in kernels that decode. A package is built by kernels/backend.py, which compiles kernels where they can be of use.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ FLAGS = (
     *(f"-gencode=arch=compute_{target[3:]},code={target}" for target in TARGETS),
     f"-gencode=arch={PTX},code={PTX}",
 )
-# What decodes: it waits for memory, and a spill is traffic of its own.
-NEVER_SPILL = ("attention_", "gemv_", "gemm_")
+# Bytes of spills at most in what decodes: it waits for memory, and a spill is traffic of its own. Products with 32 rows have 64
+# sums a thread and spill some, so that a multiprocessor has two CTAs: with fewer warps and no spill they took longer on an H100.
+MOST_SPILT = {"attention_": 0, "gemv_": 0, "gemm_": 256}
 
 
 class CompileError(Exception):
@@ -190,12 +191,12 @@ def write_embedded(built: Path, note: str, compiled: Iterable[Compiled]) -> None
 
 
 def spilling(compiled: Iterable[Compiled]) -> list[str]:
-    """The decode kernels that spill registers."""
+    """The decode kernels that spill too much."""
     return [
         f"{entry.name} for {entry.target} spills {entry.spill_bytes} bytes"
         for file in compiled
         for entry in file.entries
-        if entry.name.startswith(NEVER_SPILL) and entry.spill_bytes
+        if any(entry.name.startswith(prefix) and entry.spill_bytes > most for prefix, most in MOST_SPILT.items())
     ]
 
 

@@ -128,6 +128,14 @@ __device__ __forceinline__ void copy16_async(void* shared, const void* global, b
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid ? 16 : 0)
                  : "memory");
 }
+// The same of what is read once: L2 gives it up first.
+__device__ __forceinline__ void copy16_once(void* shared, const void* global) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "l"(policy)
+                 : "memory");
+}
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int GROUPS_LEFT>
 __device__ __forceinline__ void copy_wait() {

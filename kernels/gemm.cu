@@ -1,16 +1,17 @@
-// Products of a packed quantized weight and up to 32 rows of activations, by tensor cores.
+// Products of packed quantized weights and up to 32 rows of activations, by tensor cores.
 //
-//   out [num_rows, out_features] = x [num_rows, in_features] w^T        CTA (x, y): work x, of panels y of each pair
+//   out [num_rows, out_features] = x [num_rows, in_features] w^T        CTA: a piece of one of the targets
 //
-//   weight     pairs of panels, each with its stages one after the other; work x is `part_stages` of this sequence of stages, so
-//              it may begin and end within a pair
+//   weight     panels, each with its stages one after the other; a piece is `part_stages` of this sequence of stages, so it may
+//              begin and end within a panel
 //   blocks     warp i of 8 takes block i of each stage (i, i + 8, ... where stages have fewer), copied SLOTS - 1 ahead by the
-//              warp itself into memory of its own: no warp waits for another before a pair is done
-//   sums       of a block in tensor cores, from codes and x; then in f32, times their scale; over the 8 warps, then over the CTAs
-//              that share a pair, in one order that the weight's shape decides
+//              warp itself into memory of its own: no warp waits for another before a panel is done
+//   sums       of a block in tensor cores, from codes and x; then in f32, times their scale; over the 8 warps, then over the
+//              pieces that share a panel, in one order that the weight's shape decides
 //
 // Rounding x to bf16 is all that is lost. Nothing that is computed of a row depends on the rows beside it, so neither their
-// number nor its place changes its bits. Of CTAs that share a pair, the last one that is done adds what all have summed.
+// number nor its place changes its bits; nor do the other targets. Of pieces that share a panel, the last one that is done adds
+// what all have summed.
 #include <type_traits>
 
 #include "packed.cuh"
@@ -18,28 +19,24 @@
 namespace {
 
 constexpr unsigned WARPS = 8;
-constexpr unsigned PANEL_THREADS = WARPS * 32;
+constexpr unsigned THREADS = WARPS * 32;
 
 template <class Format, int ROWS>
 struct Gemm {
     static constexpr int ROW_TILES = ROWS / 8;
-    // Two share what they read of x, through L1.
-    static constexpr unsigned PANELS = ROWS == 32 ? 2 : 1;
-    static constexpr unsigned THREADS = PANELS * PANEL_THREADS;
-    static constexpr unsigned SLOTS = PANELS == 1 ? 4 : Format::BITS == 8 ? 2 : 3;
+    static constexpr unsigned SLOTS = 4;
     // A block, and behind it the scales of its super-block.
     static constexpr unsigned SLOT_BYTES = Format::BLOCK_BYTES + Format::SUPER_BYTES;
-    static constexpr unsigned COPY_BYTES = PANELS * WARPS * SLOTS * SLOT_BYTES;
+    static constexpr unsigned COPY_BYTES = WARPS * SLOTS * SLOT_BYTES;
     static constexpr unsigned SCALE_BYTES = Format::HAS_SUPER_BLOCKS ? packed::EXPANDED_BYTES : 0;
     // Sums of a warp, a lane each, and how many of them are merged at once.
     static constexpr int SUMS = packed::TILES * ROW_TILES * 4;
-    static constexpr int MERGED = PANELS == 1 ? 16 : Format::BITS < 6 ? 8 : 4;
-    static constexpr unsigned MERGE_BYTES = PANELS * WARPS * MERGED * 32 * 4;
-    static constexpr unsigned EXPANDED = PANELS * WARPS * SCALE_BYTES;
+    static constexpr int MERGED = 16;
+    static constexpr unsigned MERGE_BYTES = WARPS * MERGED * 32 * 4;
+    static constexpr unsigned EXPANDED = WARPS * SCALE_BYTES;
     static constexpr unsigned SHARED_BYTES = COPY_BYTES + (EXPANDED > MERGE_BYTES ? EXPANDED : MERGE_BYTES);
-    static constexpr unsigned CTAS = 2 / PANELS;
     // Whether x is loaded a block ahead.
-    static constexpr bool IS_AHEAD = ROWS < 32;
+    static constexpr bool IS_AHEAD = ROWS == 8;
 };
 
 // Where a lane's x lies: of its row 8 n + g, of each step s of 16 columns, columns 16 s + 4 t .. + 4. Rows that are not there are
@@ -178,36 +175,42 @@ struct SumPlace {
 };
 
 template <int ROW_TILES>
-__device__ __forceinline__ void store(const GemmArgs& args, unsigned panel, unsigned i, unsigned lane, float sum) {
+__device__ __forceinline__ void store(const GemmArgs& args, const GemmTarget& target, unsigned panel, unsigned i, unsigned lane,
+                                      float sum) {
     const SumPlace<ROW_TILES> place(i, lane);
     const unsigned feature = panel * packed::FEATURES + place.feature;
-    if (place.row >= args.num_rows || feature >= args.out_features) return;
-    if (args.bias) sum += args.bias[feature];
-    float* out = args.out + size_t(place.row) * args.out_stride + feature;
+    if (place.row >= args.num_rows || feature >= target.out_features) return;
+    if (target.bias) sum += target.bias[feature];
+    float* out = target.out + size_t(place.row) * target.out_stride + feature;
     // Of all kernels alike, whether or not the compiler would contract it.
     *out = args.accumulate ? fmaf(sum, args.scale, *out) : sum * args.scale;
 }
 
-// What a CTA sums: a range of the stages of all pairs of panels, one after the other.
+// What a CTA sums: a range of the stages of all panels of a target, one after the other.
 template <class Format>
 struct Work {
     const GemmArgs& args;
-    unsigned pair, stage, left;
+    const GemmTarget& target;
+    unsigned panel, stage, left;
 
-    __device__ __forceinline__ explicit Work(const GemmArgs& args) : args(args) {
-        const unsigned pairs = (args.out_features + 2 * packed::FEATURES - 1) / (2 * packed::FEATURES);
-        const unsigned first = blockIdx.x * args.part_stages;
-        left = min(args.part_stages, pairs * pair_stages() - first);
-        pair = first / pair_stages(), stage = first % pair_stages();
+    __device__ __forceinline__ explicit Work(const GemmArgs& args)
+        : args(args),
+          target(args.targets[(blockIdx.x >= args.targets[1].first_piece) + (blockIdx.x >= args.targets[2].first_piece)]) {
+        const unsigned panels = (target.out_features + packed::FEATURES - 1) / packed::FEATURES;
+        const unsigned first = piece() * target.part_stages;
+        left = min(target.part_stages, panels * panel_stages() - first);
+        panel = first_panel(), stage = first % panel_stages();
     }
+    __device__ __forceinline__ unsigned piece() const { return blockIdx.x - target.first_piece; }
+    __device__ __forceinline__ unsigned first_panel() const { return piece() * target.part_stages / panel_stages(); }
     __device__ __forceinline__ unsigned num_blocks() const { return args.in_features / packed::COLUMNS; }
-    __device__ __forceinline__ unsigned pair_stages() const {
+    __device__ __forceinline__ unsigned panel_stages() const {
         return (num_blocks() + Format::STAGE_BLOCKS - 1) / Format::STAGE_BLOCKS;
     }
-    __device__ __forceinline__ unsigned stages() const { return min(left, pair_stages() - stage); }
-    // Blocks of this pair: from `stage * STAGE_BLOCKS` on.
+    __device__ __forceinline__ unsigned stages() const { return min(left, panel_stages() - stage); }
+    // Blocks of this panel: from `stage * STAGE_BLOCKS` on.
     __device__ __forceinline__ unsigned end() const { return min((stage + stages()) * Format::STAGE_BLOCKS, num_blocks()); }
-    __device__ __forceinline__ void next_pair() { left -= stages(), pair++, stage = 0; }
+    __device__ __forceinline__ void next_panel() { left -= stages(), panel++, stage = 0; }
 };
 
 // Where a block of a panel begins.
@@ -216,7 +219,7 @@ __device__ __forceinline__ unsigned block_place(unsigned block) {
     return block * Format::BLOCK_BYTES + block / Format::STAGE_BLOCKS * Format::SUPER_BYTES;
 }
 
-// Copies a warp's blocks into its slots, from pair to pair.
+// Copies a warp's blocks into its slots, from panel to panel.
 template <class Format, class Gemm>
 struct Copier {
     static constexpr unsigned BLOCK_PIECES = Format::BLOCK_BYTES / 16, PIECES = Gemm::SLOT_BYTES / 16;
@@ -226,22 +229,16 @@ struct Copier {
     unsigned at, end, left;
     unsigned slot = 0;  // In bytes.
 
-    __device__ __forceinline__ Copier(const Work<Format>& work, unsigned half, unsigned warp) {
-        const GemmArgs& args = work.args;
-        panel = args.w + (2 * work.pair + half) * args.panel_bytes + threadIdx.x % 32 * 16;
-        const unsigned panels = (args.out_features + packed::FEATURES - 1) / packed::FEATURES;
-        // Of all pairs but perhaps the last one there is a second panel.
-        const unsigned there = (panels + 1 - half) / 2;
-        left = min(work.left, work.pair < there ? (there - work.pair) * work.pair_stages() - work.stage : 0);
-        const unsigned stages = min(left, work.pair_stages() - work.stage);
+    __device__ __forceinline__ Copier(const Work<Format>& work, unsigned warp) {
+        panel = work.target.w + work.panel * work.args.panel_bytes + threadIdx.x % 32 * 16;
         at = block_place<Format>(work.stage * Format::STAGE_BLOCKS + warp);
-        end = left ? block_place<Format>(min((work.stage + stages) * Format::STAGE_BLOCKS, work.num_blocks())) : 0;
-        left -= stages;
+        end = block_place<Format>(work.end());
+        left = work.left - work.stages();
     }
     __device__ __forceinline__ void copy(const Work<Format>& work, unsigned char* slots, unsigned warp) {
         while (at >= end && left) {
-            const unsigned stages = min(left, work.pair_stages());
-            panel += 2 * work.args.panel_bytes;
+            const unsigned stages = min(left, work.panel_stages());
+            panel += work.args.panel_bytes;
             at = block_place<Format>(warp);
             end = block_place<Format>(min(stages * Format::STAGE_BLOCKS, work.num_blocks()));
             left -= stages;
@@ -258,7 +255,7 @@ struct Copier {
                     if (lane + first >= BLOCK_PIECES) skip = (Format::STAGE_BLOCKS - 1 - warp) * Format::BLOCK_BYTES;
                 }
                 const bool is_inside = first + 32 <= PIECES || lane + first < PIECES;
-                if (is_inside) copy16_async(place + first * 16, from + (first * 16 + skip), true);
+                if (is_inside) copy16_once(place + first * 16, from + (first * 16 + skip));
             }
             at += STEP;
         }
@@ -269,10 +266,8 @@ struct Copier {
 
 // The sums of all warps, `Gemm::MERGED` at once, to `part`: [sum, lane] of the panel.
 template <class Gemm, class Sums>
-__device__ __forceinline__ void merge_warps(float* shared, unsigned warp, Sums& sums, float* part) {
+__device__ __forceinline__ void merge_warps(float* merge, unsigned warp, Sums& sums, float* part) {
     constexpr int VALUES = Gemm::MERGED * 32;
-    float* merge = shared + threadIdx.x / PANEL_THREADS * (WARPS * VALUES);
-    const unsigned thread = threadIdx.x % PANEL_THREADS;
     float* own = merge + warp * VALUES + threadIdx.x % 32;
 #pragma unroll
     for (int first = 0; first < Gemm::SUMS; first += Gemm::MERGED) {
@@ -280,7 +275,7 @@ __device__ __forceinline__ void merge_warps(float* shared, unsigned warp, Sums& 
 #pragma unroll
         for (int i = 0; i < Gemm::MERGED; i++) own[i * 32] = sums.at(first + i);
         __syncthreads();
-        for (unsigned at = thread * 2; at < VALUES; at += PANEL_THREADS * 2) {
+        for (unsigned at = threadIdx.x * 2; at < VALUES; at += THREADS * 2) {
             float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
             for (unsigned from = 0; from < WARPS; from++) {
@@ -292,15 +287,16 @@ __device__ __forceinline__ void merge_warps(float* shared, unsigned warp, Sums& 
     }
 }
 
-// The CTA that is the last one to leave its sums of a pair in `args.parts` adds all and writes the output.
+// The CTA that is the last one to leave its sums of a panel in `args.parts` adds all and writes the output.
 template <class Format, class Gemm>
-__device__ __forceinline__ void add_parts(const GemmArgs& args, const Work<Format>& work, unsigned half, uint32_t* arrived) {
+__device__ __forceinline__ void add_parts(const Work<Format>& work, uint32_t* arrived) {
     constexpr unsigned PART = Gemm::SUMS * 32;
-    const unsigned thread = threadIdx.x % PANEL_THREADS, panel = work.pair * 2 + half;
-    const unsigned first_stage = work.pair * work.pair_stages();
-    const unsigned first = first_stage / args.part_stages, last = (first_stage + work.pair_stages() - 1) / args.part_stages;
-    uint32_t* arrivals = args.arrivals + first * gridDim.y + blockIdx.y;
+    const GemmArgs& args = work.args;
+    const GemmTarget& target = work.target;
+    const unsigned first_stage = work.panel * work.panel_stages();
+    const unsigned first = first_stage / target.part_stages, last = (first_stage + work.panel_stages() - 1) / target.part_stages;
     if (first != last) {
+        uint32_t* arrivals = args.arrivals + target.first_piece + first;
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) *arrived = atomicAdd(arrivals, 1u);
@@ -311,20 +307,20 @@ __device__ __forceinline__ void add_parts(const GemmArgs& args, const Work<Forma
     } else {
         __syncthreads();
     }
-    // The first one may have begun with another pair.
-    const unsigned begun = first_stage / work.pair_stages() != first * args.part_stages / work.pair_stages();
-    const float* parts = args.parts + (size_t(first) * 4 + half) * PART + thread * 2;
+    // The first one may have begun with another panel.
+    const bool has_begun = first * target.part_stages / work.panel_stages() != work.panel;
+    const float* parts = args.parts + size_t(target.first_piece + first) * (2 * PART) + threadIdx.x * 2;
 #pragma unroll 1
-    for (unsigned at = 0; at < PART; at += 2 * PANEL_THREADS) {
-        float2 sum = load_of_other_cta(reinterpret_cast<const float2*>(parts + begun * (2 * PART) + at));
+    for (unsigned at = 0; at < PART; at += 2 * THREADS) {
+        float2 sum = load_of_other_cta(reinterpret_cast<const float2*>(parts + has_begun * PART + at));
 #pragma unroll 8
         for (unsigned i = 1; i <= last - first; i++) {
-            const float2 x = load_of_other_cta(reinterpret_cast<const float2*>(parts + at + size_t(i) * (4 * PART)));
+            const float2 x = load_of_other_cta(reinterpret_cast<const float2*>(parts + at + size_t(i) * (2 * PART)));
             sum = make_float2(sum.x + x.x, sum.y + x.y);
         }
-        const unsigned i = at + thread * 2;
-        store<Gemm::ROW_TILES>(args, panel, i / 32, i % 32, sum.x);
-        store<Gemm::ROW_TILES>(args, panel, i / 32, i % 32 + 1, sum.y);
+        const unsigned i = at + threadIdx.x * 2;
+        store<Gemm::ROW_TILES>(args, target, work.panel, i / 32, i % 32, sum.x);
+        store<Gemm::ROW_TILES>(args, target, work.panel, i / 32, i % 32 + 1, sum.y);
     }
 }
 
@@ -332,22 +328,20 @@ template <class Format, int ROWS>
 __device__ void gemm(const GemmArgs& args) {
     using Gemm = ::Gemm<Format, ROWS>;
     SHARED_MEMORY(shared);
-    const unsigned cta_warp = threadIdx.x / 32, warp = cta_warp % WARPS, g = threadIdx.x % 32 / 4;
-    const unsigned half = Gemm::PANELS == 2 ? cta_warp / WARPS : blockIdx.y;
-    unsigned char* slots = shared + cta_warp * (Gemm::SLOTS * Gemm::SLOT_BYTES);
-    unsigned char* scales = shared + Gemm::COPY_BYTES + cta_warp * Gemm::SCALE_BYTES;
+    const unsigned warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
+    unsigned char* slots = shared + warp * (Gemm::SLOTS * Gemm::SLOT_BYTES);
+    unsigned char* scales = shared + Gemm::COPY_BYTES + warp * Gemm::SCALE_BYTES;
     float* merge = reinterpret_cast<float*>(shared + Gemm::COPY_BYTES);
     Work<Format> work(args);
-    Copier<Format, Gemm> copier(work, half, warp);
+    Copier<Format, Gemm> copier(work, warp);
 #pragma unroll
     for (unsigned i = 0; i + 1 < Gemm::SLOTS; i++) copier.copy(work, slots, warp);
 
     wait_for_inputs();
     const Source<Gemm::ROW_TILES> source(args);
 #pragma unroll 1
-    for (; work.left; work.next_pair()) {
-        const unsigned panel = 2 * work.pair + half;
-        const unsigned end = panel * packed::FEATURES < args.out_features ? work.end() : 0;
+    for (; work.left; work.next_panel()) {
+        const unsigned end = work.end();
         unsigned block = work.stage * Format::STAGE_BLOCKS + warp;
         BlockSums<Format, Gemm::ROW_TILES> sums = {};
         Activations<Gemm::ROW_TILES> x = {};
@@ -375,9 +369,9 @@ __device__ void gemm(const GemmArgs& args) {
             }
         }
         constexpr unsigned PART = Gemm::SUMS * 32;
-        const bool has_begun = blockIdx.x * args.part_stages / work.pair_stages() != work.pair;
-        merge_warps<Gemm>(merge, warp, sums, args.parts + (size_t(blockIdx.x) * 4 + has_begun * 2 + half) * PART);
-        add_parts<Format, Gemm>(args, work, half, reinterpret_cast<uint32_t*>(merge));
+        const bool has_begun = work.first_panel() != work.panel;
+        merge_warps<Gemm>(merge, warp, sums, args.parts + (size_t(blockIdx.x) * 2 + has_begun) * PART);
+        add_parts<Format, Gemm>(work, reinterpret_cast<uint32_t*>(merge));
         // Scales take the place of what was merged.
         __syncthreads();
     }
@@ -386,13 +380,16 @@ __device__ void gemm(const GemmArgs& args) {
 
 }  // namespace
 
-#define GEMM_SIZED(NAME, SIZES, FORMAT, ROWS) \
-    WEIGHT_KERNEL(NAME, GemmArgs, (SIZES::THREADS), (SIZES::SHARED_BYTES), (SIZES::CTAS)) { gemm<FORMAT, ROWS>(args); }
-#define GEMM(NAME, FORMAT, ROWS)                       \
-    using Gemm_##NAME##_##ROWS = Gemm<FORMAT, ROWS>;   \
-    GEMM_SIZED(gemm_##NAME##_r##ROWS, Gemm_##NAME##_##ROWS, FORMAT, ROWS)
+#define GEMM(NAME, FORMAT, ROWS)                     \
+    using Gemm_##NAME##_##ROWS = Gemm<FORMAT, ROWS>; \
+    WEIGHT_KERNEL(gemm_##NAME##_r##ROWS, GemmArgs, THREADS, (Gemm_##NAME##_##ROWS::SHARED_BYTES), 2) { gemm<FORMAT, ROWS>(args); }
 #define GEMM_OF(NAME, FORMAT) \
     GEMM(NAME, FORMAT, 8)     \
     GEMM(NAME, FORMAT, 16)    \
     GEMM(NAME, FORMAT, 32)
+#ifndef LAB_FORMATS
 EACH_PACKED_FORMAT(GEMM_OF)
+#else
+GEMM_OF(q4_k, packed::Q4_K)
+GEMM_OF(q6_k, packed::Q6_K)
+#endif

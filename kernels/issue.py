@@ -31,19 +31,23 @@ BYTES_PER_CYCLE = BYTES_PER_SECOND / MULTIPROCESSORS / CLOCK_HZ
 
 @dataclass(frozen=True)
 class Loop:
-    """What a turn of a warp's main loop takes; loops within it, where there are some, run `inner_turns` times."""
+    """What a turn of a warp's main loop takes.
+
+    That is, of the loops that multiply, the innermost or the outermost one. Loops within it run `inner_turns` times.
+    """
 
     module: str
     kernel: str
     values: int
     read_bytes: int
     inner_turns: int = 1
+    is_innermost: bool = False
 
 
 def gemm(name: str, stage_bytes: int, stage_columns: int) -> list[Loop]:
     """A warp takes a block of 64 features and 32 columns."""
     blocks = stage_columns // 32
-    return [Loop("gemm", f"gemm_{name}_r{rows}", 64 * 32, stage_bytes // blocks) for rows in (8, 16, 32)]
+    return [Loop("gemm", f"gemm_{name}_r{rows}", 64 * 32, stage_bytes // blocks, is_innermost=True) for rows in (8, 16, 32)]
 
 
 LOOPS = [
@@ -102,15 +106,16 @@ def loops(code: Iterable[Instruction]) -> list[tuple[int, int]]:
     return [(target, address) for target, address in backwards if target is not None and target < address]
 
 
-def issued(code: list[Instruction], inner_turns: int) -> float:
-    """Instructions of one turn of the longest loop that multiplies."""
-    multiplies = [each.address for each in code if re.search(r"\b(HMMA|FFMA)\b", each.text)]
+def issued(code: list[Instruction], loop: Loop) -> float:
+    """Instructions of one turn of the main loop."""
+    by_tensor_cores = [each.address for each in code if re.search(r"\bHMMA\b", each.text)]
+    multiplies = by_tensor_cores or [each.address for each in code if re.search(r"\bFFMA\b", each.text)]
     spans = [(first, last) for first, last in loops(code) if any(first <= address <= last for address in multiplies)]
-    first, last = max(spans, key=lambda span: span[1] - span[0])
+    first, last = (min if loop.is_innermost else max)(spans, key=lambda span: span[1] - span[0])
     inner = [span for span in loops(code) if first < span[0] and span[1] < last]
 
     def turns(address: int) -> int:
-        return inner_turns if any(begin <= address <= end for begin, end in inner) else 1
+        return loop.inner_turns if any(begin <= address <= end for begin, end in inner) else 1
 
     return sum(turns(each.address) for each in code if first <= each.address <= last and each.is_issued)
 
@@ -125,7 +130,7 @@ def ctas(threads: int, shared_bytes: int, num_registers: int) -> int:
 def row(loop: Loop, manifest: dict[str, tuple[int, int]]) -> list[str]:
     """A line of the table."""
     fatbin = compiler.BUILT / f"{loop.module}.fatbin"
-    count = issued(machine_code(fatbin, loop.kernel), loop.inner_turns)
+    count = issued(machine_code(fatbin, loop.kernel), loop)
     num_registers = registers(fatbin, loop.kernel)
     threads, shared_bytes = manifest[loop.kernel]
     share = BYTES_PER_CYCLE * count / loop.read_bytes / ISSUED_PER_CYCLE

@@ -273,25 +273,41 @@ pub struct GemvArgs {
     pub reserved: u32,
 }
 
-/// `gemm_*`: as `gemv_*`, of a weight that is packed, by x rounded to bf16.
+/// A weight that `gemm_*` multiplies by, and where the products go.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GemmTarget {
+    pub w: DevicePtr,
+    pub bias: DevicePtr,
+    pub out: DevicePtr,
+    pub out_features: u32,
+    pub out_stride: u32,
+    pub first_piece: u32,
+    pub part_stages: u32,
+}
+
+impl Default for GemmTarget {
+    /// None.
+    fn default() -> Self {
+        Self { w: 0, bias: 0, out: 0, out_features: 0, out_stride: 0, first_piece: u32::MAX, part_stages: 0 }
+    }
+}
+
+/// `gemm_*`: as `gemv_*`, of weights that are packed, by x rounded to bf16.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GemmArgs {
     pub x: DevicePtr,
-    pub w: DevicePtr,
-    pub bias: DevicePtr,
-    pub out: DevicePtr,
+    pub targets: [GemmTarget; MAX_TARGETS],
     pub parts: DevicePtr,
     pub arrivals: DevicePtr,
     pub panel_bytes: u64,
     pub num_rows: u32,
     pub in_features: u32,
-    pub out_features: u32,
     pub x_stride: u32,
-    pub out_stride: u32,
-    pub part_stages: u32,
     pub accumulate: u32,
     pub scale: f32,
+    pub reserved: u32,
 }
 
 /// `packed_dequantize_*`: rows of a packed weight, from a multiple of 64 on, as floats.

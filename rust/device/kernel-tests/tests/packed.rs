@@ -3,7 +3,7 @@
 use device::{
     DType, Precision, WeightView,
     cuda::packed::PackedFormat,
-    kernel_args::{ElementType, GemmArgs, PackedDequantizeArgs, PackedEmbedArgs},
+    kernel_args::{ElementType, GemmArgs, GemmTarget, MAX_TARGETS, PackedDequantizeArgs, PackedEmbedArgs},
     mmap::Bytes,
 };
 use half::{bf16, f16};
@@ -152,39 +152,53 @@ impl Product {
 
     /// `rows` rows from `first` on, by the kernel for `capacity`.
     fn run(&self, packed: &Packed, (first, rows): (usize, usize), capacity: usize, order: Order) -> Vec<f32> {
-        let Weight { rows: features, cols, .. } = packed.weight;
-        let x = &self.x[first * self.x_stride..][..rows * self.x_stride];
+        Self::run_together(&[(packed, self)], (first, rows), capacity, order).remove(0)
+    }
+
+    /// The same of several weights in one launch; x, its stride and `accumulate` are those of the first.
+    fn run_together(of: &[(&Packed, &Self)], (first, rows): (usize, usize), capacity: usize, order: Order) -> Vec<Vec<f32>> {
+        let (packed, one) = of[0];
+        let cols = packed.weight.cols;
+        let x = &one.x[first * one.x_stride..][..rows * one.x_stride];
         let rounded: Vec<u16> = x.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
         let x = if capacity == 8 { Buffer::input(x) } else { Buffer::input(&rounded) };
-        let w = Buffer::input(&packed.bytes);
-        let bias = Buffer::input(self.bias.as_deref().unwrap_or(&[]));
-        let out = Buffer::inout(&self.before[first * self.out_stride..][..rows * self.out_stride]);
-        let kernel = packed.kernel("gemm", &format!("_r{capacity}"));
-        let panels = if capacity == 32 { 2 } else { 1 };
-        let pairs = features.div_ceil(128);
-        let workers = (pairs * cols.div_ceil(packed.format.stage_columns())).div_ceil(self.part_stages);
-        let parts = Buffer::output::<f32>(workers * 2 * 128 * capacity);
-        let arrivals = Buffer::inout(&vec![0u32; workers * 2 / panels]);
+        let (mut targets, mut buffers, mut pieces) = ([GemmTarget::default(); MAX_TARGETS], Vec::new(), 0);
+        for (target, (packed, product)) in targets.iter_mut().zip(of) {
+            let features = packed.weight.rows;
+            let w = Buffer::input(&packed.bytes);
+            let bias = Buffer::input(product.bias.as_deref().unwrap_or(&[]));
+            let out = Buffer::inout(&product.before[first * product.out_stride..][..rows * product.out_stride]);
+            *target = GemmTarget {
+                w: w.ptr(),
+                bias: if product.bias.is_some() { bias.ptr() } else { 0 },
+                out: out.ptr(),
+                out_features: features as u32,
+                out_stride: product.out_stride as u32,
+                first_piece: pieces as u32,
+                part_stages: product.part_stages as u32,
+            };
+            buffers.push((w, bias, out));
+            let stages = features.div_ceil(64) * cols.div_ceil(packed.format.stage_columns());
+            pieces += stages.div_ceil(product.part_stages);
+        }
+        let parts = Buffer::output::<f32>(pieces * 2 * 64 * capacity);
+        let arrivals = Buffer::inout(&vec![0u32; pieces]);
         let args = GemmArgs {
             x: x.ptr(),
-            w: w.ptr(),
-            bias: if self.bias.is_some() { bias.ptr() } else { 0 },
-            out: out.ptr(),
+            targets,
             parts: parts.ptr(),
             arrivals: arrivals.ptr(),
             panel_bytes: packed.panel_bytes(),
             num_rows: rows as u32,
             in_features: cols as u32,
-            out_features: features as u32,
-            x_stride: self.x_stride as u32,
-            out_stride: self.out_stride as u32,
-            part_stages: self.part_stages as u32,
-            accumulate: u32::from(self.accumulate),
+            x_stride: one.x_stride as u32,
+            accumulate: u32::from(one.accumulate),
             scale: SCALE,
+            reserved: 0,
         };
-        kernel.launch([workers, 2 / panels, 1], &args, order);
-        assert_eq!(arrivals.values::<u32>(), vec![0; workers * 2 / panels], "arrivals are forgotten");
-        out.values()
+        packed.kernel("gemm", &format!("_r{capacity}")).launch([pieces, 1, 1], &args, order);
+        assert_eq!(arrivals.values::<u32>(), vec![0; pieces], "arrivals are forgotten");
+        buffers.iter().map(|(_, _, out)| out.values()).collect()
     }
 
     /// The products of exact weights and rounded activations.
@@ -206,8 +220,8 @@ impl Product {
 fn products_of_packed_weights_agree_with_the_oracle() {
     let mut rng = Rng::new(3);
     for format in formats() {
-        // Less than a stage, a ragged one, whole ones; features of less than a tile, of a panel and some, of three; CTAs that end
-        // with a pair of panels, that begin and end within one, that have whole ones between.
+        // Less than a stage, a ragged one, whole ones; features of less than a tile, of a panel and some, of three; pieces that
+        // end with a panel, that begin and end within one, that have whole ones between.
         let shapes = [(5, 32, 9), (70, 576, 9), (129, 1312, 2), (64, 2304, 3), (129, 1312, 4), (300, 512, 5), (300, 512, 3)];
         for (features, cols, part_stages) in shapes {
             let packed = Packed::random(format, features, cols, &mut rng);
@@ -246,6 +260,32 @@ fn a_row_has_the_same_bits_beside_any_others_and_at_any_place() {
                 let fewer = product.run(&packed, (first, rows), capacity, Order::Descending);
                 let expected = &together[first * product.out_stride..][..rows * product.out_stride];
                 assert_eq!(fewer, expected, "{format}: {rows} rows from {first} on, room for {capacity}");
+            }
+        }
+    }
+}
+
+#[test]
+fn several_weights_in_a_launch_have_the_bits_they_have_alone() {
+    let mut rng = Rng::new(6);
+    for format in formats() {
+        let cols = 2 * packed_columns(format);
+        let weights = [(150, 2), (70, 3), (33, 9)].map(|(features, part_stages)| {
+            let packed = Packed::random(format, features, cols, &mut rng);
+            let product = Product::random(&packed, 11, part_stages, &mut rng);
+            (packed, product)
+        });
+        let [(_, one), ..] = &weights;
+        let (x, accumulate) = (one.x.clone(), one.accumulate);
+        let alike = weights.map(|(packed, product)| (packed, Product { x: x.clone(), accumulate, ..product }));
+        for (rows, capacity) in [(3, 8), (11, 16), (11, 32)] {
+            let of: Vec<_> = alike.iter().map(|(packed, product)| (packed, product)).collect();
+            for together in [&of[..], &of[1..]] {
+                let outs = Product::run_together(together, (0, rows), capacity, Order::Descending);
+                for (out, (packed, product)) in outs.iter().zip(together) {
+                    let alone = product.run(packed, (0, rows), capacity, Order::Ascending);
+                    assert_eq!(*out, alone, "{format}: {} features, {rows} rows", packed.weight.rows);
+                }
             }
         }
     }

@@ -27,8 +27,8 @@ const FEW_ROWS: usize = GEMV_ROWS[GEMV_ROWS.len() - 1];
 /// Values of several such rows at most: each CTA reads them again, and from more than L1 that takes longer than products of
 /// matrices do.
 const FEW_VALUES: usize = 16 << 10;
-/// Rows up to which a quantized weight is multiplied by `gemv_*`, if it is not packed: its bytes are read once for 8 rows, and taken apart they would be written
-/// and read in 16 bits. Packed ones are multiplied by `gemm_*` up to so many rows.
+/// Rows up to which a quantized weight is multiplied by `gemv_*`, if it is not packed: its bytes are read once for 8 rows, and taken
+/// apart they would be written and read in 16 bits. Packed ones are multiplied by `gemm_*` up to so many rows.
 const FEW_QUANTIZED_ROWS: usize = gemm::MAX_ROWS;
 /// Bytes of a slice of a quantized weight in bf16: what the L2 of a large GPU holds, so that the product finds it there.
 const TILE_BYTES: usize = 32 << 20;
@@ -96,23 +96,23 @@ impl Dense {
             let linear = product.linear;
             assert_eq!(x.cols, linear.in_features(), "columns of the input");
             let is_few = self.is_few(x.count, linear);
-            let element = operand(linear.dtype());
-            if matches!(linear.form(), Form::Stored(_)) && is_few {
-                let together = left.iter().take(MAX_TARGETS).take_while(|other| is_alike(&product, other)).count();
-                // SAFETY: the caller's promise; these are alike.
-                unsafe { linear::multiply_stored(&self.driver, x, &left[..together])? };
-                left = &left[together..];
-                continue;
-            }
-            left = &left[1..];
+            let most = if is_few { MAX_TARGETS } else { 1 };
+            let (alike, rest) = left.split_at(left.iter().take(most).take_while(|other| is_alike(&product, other)).count());
+            left = rest;
             match linear.form() {
+                Form::Stored(_) if is_few => {
+                    // SAFETY: the caller's promise; these are alike.
+                    unsafe { linear::multiply_stored(&self.driver, x, alike)? };
+                    continue;
+                }
                 Form::Packed(kernels) if x.count <= gemm::F32_ROWS => {
-                    // SAFETY: the caller's promise.
-                    unsafe { self.packed.multiply(&self.driver, kernels, (x, None), &product)? };
+                    // SAFETY: likewise.
+                    unsafe { self.packed.multiply(&self.driver, kernels, (x, None), alike)? };
                     continue;
                 }
                 _ => {}
             }
+            let element = operand(linear.dtype());
             let input = match rounded.filter(|&(of, _)| of == element) {
                 Some((_, at)) => at,
                 None if x.element == element => x.at,
@@ -120,8 +120,8 @@ impl Dense {
             };
             rounded = Some((element, input));
             if let (Form::Packed(kernels), true) = (linear.form(), is_few) {
-                // SAFETY: the caller's promise; the rounded values are of the same shape.
-                unsafe { self.packed.multiply(&self.driver, kernels, (x, Some(input)), &product)? };
+                // SAFETY: likewise; the rounded values are of the same shape.
+                unsafe { self.packed.multiply(&self.driver, kernels, (x, Some(input)), alike)? };
                 continue;
             }
             self.add_bias(x.count, product)?;

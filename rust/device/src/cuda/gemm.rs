@@ -1,18 +1,19 @@
-//! Products of packed weights, by `gemm_*`: up to 32 rows for one reading. A row gets the same bits beside any others.
+//! Products of packed weights, by `gemm_*`: up to 32 rows for one reading. A row gets the same bits beside any others, and a weight
+//! beside any others.
 //!
-//! CTAs share a weight by its features, and by its columns where there are too few of them. Such parts are summed in an order
-//! that the weight's shape decides.
+//! The stages of all panels of a weight are one sequence, which is cut into pieces, a CTA each. Pieces that share a panel are summed
+//! in an order that the weight's shape decides. Several weights in a launch are cut each by itself.
 
 use std::sync::Arc;
 
-use crate::kernel_args::{DevicePtr, GemmArgs};
+use crate::kernel_args::{DevicePtr, GemmArgs, GemmTarget, MAX_TARGETS};
 
 use super::{
     CudaError,
     dense::Product,
     driver::{DeviceMemory, Driver},
     kernels::{GEMM_ROWS, Kernel, launch},
-    linear::{CudaLinear, Rows},
+    linear::Rows,
     memory::Scratch,
     packed::{PANEL_ROWS, PackedFormat},
 };
@@ -21,12 +22,10 @@ use super::{
 pub const MAX_ROWS: usize = GEMM_ROWS[GEMM_ROWS.len() - 1];
 /// Rows whose x is read as it is, in f32; of more it is rounded to bf16 before.
 pub const F32_ROWS: usize = GEMM_ROWS[0];
-/// Threads that compute a panel.
-const PANEL_THREADS: usize = 256;
-/// Features of a pair of panels.
-const PAIR_FEATURES: usize = 2 * PANEL_ROWS;
-/// Pieces of a weight at most: one for each multiprocessor of an H100. It must not depend on the GPU that is there, or bits would.
-const MAX_PIECES: usize = 132;
+/// Pieces of a weight at most: two for each multiprocessor of an H100. It must not depend on the GPU that is there, or bits would.
+const MAX_PIECES: usize = 2 * 132;
+/// Stages of a piece at least: of fewer, the end takes as long as they do.
+const MIN_STAGES: usize = 4;
 
 /// The kernels of a packed format.
 pub struct PackedKernels {
@@ -54,7 +53,7 @@ impl PackedKernels {
     }
 }
 
-/// How a weight is cut: into pieces of the sequence of the stages of all its pairs of panels.
+/// How a weight is cut: into pieces of the sequence of the stages of all its panels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Stages of a piece, all but the last one.
@@ -64,10 +63,10 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Of a weight `[out_features, in_features]`, whatever the rows.
+    /// Of a weight `[out_features, in_features]`, whatever the rows and the weights beside it.
     pub fn of([out_features, in_features]: [usize; 2], stage_columns: usize) -> Self {
-        let num_stages = (out_features.div_ceil(PAIR_FEATURES) * in_features.div_ceil(stage_columns)).max(1);
-        let part_stages = num_stages.div_ceil(MAX_PIECES);
+        let num_stages = (out_features.div_ceil(PANEL_ROWS) * in_features.div_ceil(stage_columns)).max(1);
+        let part_stages = num_stages.div_ceil(MAX_PIECES).max(MIN_STAGES);
         Self { part_stages, num_pieces: num_stages.div_ceil(part_stages) }
     }
 }
@@ -77,21 +76,22 @@ impl Cut {
 pub struct PackedProducts {
     /// What parts have summed.
     parts: Scratch,
-    /// How many parts of a CTA's features are done: zeros between launches.
+    /// How many pieces are done with a panel they share: zeros between launches.
     arrivals: Option<DeviceMemory>,
 }
 
 impl PackedProducts {
-    /// Multiplies by a packed weight, 32 rows at a time. `rounded`: x in bf16, if it has more than [`F32_ROWS`] rows, and only then.
+    /// Multiplies by packed weights, 32 rows at a time. `rounded`: x in bf16, if it has more than [`F32_ROWS`] rows, and only then.
     ///
     /// # Safety
-    /// `x`, `rounded` and the output are memory of `driver` of these shapes.
+    /// `x`, `rounded` and the outputs are memory of `driver` of these shapes. All weights are packed, of one format and width, at
+    /// most [`MAX_TARGETS`], and scale and `accumulate` are the same for all.
     pub unsafe fn multiply(
         &mut self,
         driver: &Arc<dyn Driver>,
         kernels: &PackedKernels,
         (x, rounded): (Rows, Option<DevicePtr>),
-        product: &Product<'_>,
+        products: &[Product<'_>],
     ) -> Result<(), CudaError> {
         for first in (0..x.count).step_by(MAX_ROWS) {
             let count = MAX_ROWS.min(x.count - first);
@@ -100,25 +100,37 @@ impl PackedProducts {
             let i = GEMM_ROWS.iter().position(|&rows| fits(rows)).expect("at most the largest");
             let (from, value_bytes) = rounded.map_or((x.at, size_of::<f32>()), |rounded| (rounded, 2));
             let part = Rows { at: from + (first * x.cols * value_bytes) as u64, count, ..x };
-            let out = product.out + (first * product.linear.out_features() * size_of::<f32>()) as u64;
             // SAFETY: the caller's promise; these are some of the rows.
-            unsafe { self.launch(driver, kernels, i, part, &Product { out, ..*product })? };
+            unsafe { self.launch(driver, kernels, i, (part, first), products)? };
         }
         Ok(())
     }
 
+    /// `first`: the place of the first one of these rows in the outputs.
     unsafe fn launch(
         &mut self,
         driver: &Arc<dyn Driver>,
         kernels: &PackedKernels,
         capacity: usize,
-        x: Rows,
-        product: &Product<'_>,
+        (x, first): (Rows, usize),
+        products: &[Product<'_>],
     ) -> Result<(), CudaError> {
-        let linear: &CudaLinear = product.linear;
-        let (kernel, out_features) = (kernels.gemm[capacity], linear.out_features());
-        let panels = kernel.threads as usize / PANEL_THREADS;
-        let Cut { part_stages, num_pieces } = Cut::of([out_features, x.cols], kernels.format.stage_columns());
+        let [Product { scale, accumulate, .. }, ..] = products else { return Ok(()) };
+        let (mut targets, mut pieces) = ([GemmTarget::default(); MAX_TARGETS], 0);
+        for (target, Product { linear, out, .. }) in targets.iter_mut().zip(products) {
+            let out_features = linear.out_features();
+            let cut = Cut::of([out_features, x.cols], kernels.format.stage_columns());
+            *target = GemmTarget {
+                w: linear.weight(),
+                bias: linear.bias().unwrap_or(0),
+                out: out + (first * out_features * size_of::<f32>()) as u64,
+                out_features: out_features as u32,
+                out_stride: out_features as u32,
+                first_piece: pieces as u32,
+                part_stages: cut.part_stages as u32,
+            };
+            pieces += cut.num_pieces;
+        }
         let parts = self.parts.floats(driver, planned_floats(GEMM_ROWS[capacity]))?;
         let arrivals = match &self.arrivals {
             Some(memory) => memory.at(),
@@ -126,24 +138,20 @@ impl PackedProducts {
         };
         let args = GemmArgs {
             x: x.at,
-            w: linear.weight(),
-            bias: linear.bias().unwrap_or(0),
-            out: product.out,
+            targets,
             parts,
             arrivals,
             panel_bytes: kernels.format.panel_bytes(x.cols) as u64,
             num_rows: x.count as u32,
             in_features: x.cols as u32,
-            out_features: out_features as u32,
             x_stride: x.cols as u32,
-            out_stride: out_features as u32,
-            part_stages: part_stages as u32,
-            accumulate: product.accumulate.into(),
-            scale: product.scale,
+            accumulate: (*accumulate).into(),
+            scale: *scale,
+            reserved: 0,
         };
-        // SAFETY: the caller's promise; weight and bias have these shapes and live as long as `linear`, the parts have room, and
-        // there is a number of arrivals for each CTA.
-        unsafe { launch(driver, kernel, [num_pieces, 2 / panels, 1], &args) }
+        // SAFETY: the caller's promise; weights and biases have these shapes and live as long as the products, the parts have room,
+        // and there is a number of arrivals for each piece.
+        unsafe { launch(driver, kernels.gemm[capacity], [pieces, 1, 1], &args) }
     }
 
     /// Addresses that graphs know.
@@ -157,12 +165,12 @@ impl PackedProducts {
     }
 }
 
-/// A number for each CTA of any weight.
-const ARRIVAL_BYTES: usize = 2 * MAX_PIECES * size_of::<u32>();
+/// A number for each piece of a launch.
+const ARRIVAL_BYTES: usize = MAX_TARGETS * MAX_PIECES * size_of::<u32>();
 
-/// Floats of the parts: a piece may begin with a part of one pair and end with a part of another one.
+/// Floats of the parts: a piece may begin with a part of one panel and end with a part of another one.
 fn planned_floats(capacity: usize) -> usize {
-    2 * MAX_PIECES * PAIR_FEATURES * capacity
+    MAX_TARGETS * MAX_PIECES * 2 * PANEL_ROWS * capacity
 }
 
 /// Bytes that the parts of any weight take, for so many rows.
@@ -172,7 +180,7 @@ pub fn planned_part_bytes(num_rows: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cut, MAX_PIECES, PAIR_FEATURES};
+    use super::{Cut, MAX_PIECES, MIN_STAGES, PANEL_ROWS};
 
     #[test]
     fn pieces_have_all_stages() {
@@ -180,21 +188,22 @@ mod tests {
             for out_features in [1, 64, 129, 576, 4096, 14_336, 67_000, 128_256] {
                 for stage_columns in [128, 256] {
                     let Cut { part_stages, num_pieces } = Cut::of([out_features, in_features], stage_columns);
-                    let num_stages = out_features.div_ceil(PAIR_FEATURES) * in_features.div_ceil(stage_columns);
+                    let num_stages = out_features.div_ceil(PANEL_ROWS) * in_features.div_ceil(stage_columns);
                     let what = format!("{out_features} x {in_features}, {num_pieces} pieces of {part_stages} stages");
                     assert!(num_pieces * part_stages >= num_stages && (num_pieces - 1) * part_stages < num_stages, "{what}");
-                    assert!(num_pieces <= MAX_PIECES, "{what}");
+                    assert!(num_pieces <= MAX_PIECES && part_stages >= MIN_STAGES, "{what}");
                 }
             }
         }
     }
 
     #[test]
-    fn large_weights_are_cut_into_a_piece_for_nearly_each_multiprocessor() {
+    fn large_weights_are_cut_into_nearly_two_pieces_for_each_multiprocessor() {
         // Llama-3-8B.
-        for shape in [[1024_usize, 4096], [4096, 4096], [6144, 4096], [28_672, 4096], [4096, 14_336], [128_256, 4096]] {
+        for shape in [[4096_usize, 4096], [6144, 4096], [28_672, 4096], [14_336, 4096], [4096, 14_336], [128_256, 4096]] {
             let Cut { num_pieces, .. } = Cut::of(shape, 256);
-            assert!((125..=MAX_PIECES).contains(&num_pieces), "{shape:?}: {num_pieces}");
+            assert!((250..=MAX_PIECES).contains(&num_pieces), "{shape:?}: {num_pieces}");
         }
+        assert_eq!(Cut::of([1024, 4096], 256), Cut { part_stages: 4, num_pieces: 64 });
     }
 }

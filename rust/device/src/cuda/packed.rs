@@ -55,7 +55,7 @@ impl PackedFormat {
         }
     }
 
-    /// Blocks of a stage, which is what `gemm_*` copies at once.
+    /// Blocks of a stage, behind which the scales of their super-blocks lie.
     const fn stage_blocks(self) -> usize {
         if self.format.code_bits == 8 { 4 } else { 8 }
     }

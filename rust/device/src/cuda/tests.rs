@@ -291,6 +291,9 @@ fn weights_that_are_alike_share_a_launch() {
     assert_eq!(run(&[DType::BF16; 3]), [launched("gemv_bf16_r1", 27)]);
     assert_eq!(run(&[DType::BF16; 5]), [launched("gemv_bf16_r1", 27), launched("gemv_bf16_r1", 18)]);
     assert_eq!(run(&[DType::BF16, DType::F16, DType::F16]), [launched("gemv_bf16_r1", 9), launched("gemv_f16_r1", 18)]);
+    let [q4, q8] = [GgmlType::Q4_0, GgmlType::Q8_0].map(DType::Ggml);
+    assert_eq!(run(&[q4; 4]), [launched("gemm_q4_0_r8", 3), launched("gemm_q4_0_r8", 1)]);
+    assert_eq!(run(&[q4, q4, q8]), [launched("gemm_q4_0_r8", 2), launched("gemm_q8_0_r8", 1)]);
 }
 
 #[test]
