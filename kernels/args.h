@@ -157,14 +157,25 @@ struct FillBiasArgs {
     float scale;
 };
 
-// gemv_*: out[row, n] = (x[row] . w[n] + bias[n]) * scale, or out[row, n] += it.
+// A weight that gemv_* multiplies by, and where the products go.
+struct GemvTarget {
+    const uint8_t* w;   // [out_features, row_bytes] bytes
+    const float* bias;  // [out_features] or null
+    float* out;         // [num_rows, out_stride]
+    uint32_t out_features, out_stride;
+    uint32_t first_cta; // The CTAs from this on are its own; none: 0xffffffff.
+    uint32_t reserved;
+};
+
+// Weights that one launch multiplies by, such as those of q, k and v.
+constexpr unsigned MAX_TARGETS = 3;
+
+// gemv_*: out[row, n] = (x[row] . w[n] + bias[n]) * scale, or out[row, n] += it, of each target.
 struct GemvArgs {
-    const float* x;   // [num_rows, x_stride]
-    const uint8_t* w; // [out_features, row_bytes] bytes
-    const float* bias; // [out_features] or null
-    float* out;       // [num_rows, out_stride]
+    const float* x; // [num_rows, x_stride]
+    GemvTarget targets[MAX_TARGETS]; // the first one's first_cta is 0
     uint64_t row_bytes;
-    uint32_t num_rows, in_features, out_features, x_stride, out_stride;
+    uint32_t num_rows, in_features, x_stride;
     uint32_t accumulate; // 1: added to out
     float scale;
     uint32_t reserved;

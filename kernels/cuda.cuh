@@ -19,18 +19,38 @@ constexpr unsigned MAX_SHARED_BYTES = 99 << 10;
 #define LAB_NUMBER(NAME, VALUE)
 #endif
 
+// Programmatic dependent launch: from sm_90 on a kernel may begin while the one before it ends. What that one writes must not be
+// read before `wait_for_inputs`; weights may be.
+__device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel begin once all CTAs of this one have.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#define DEFINE_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, CTAS, WAIT)                                            \
+    static_assert((SHARED_BYTES) <= MAX_SHARED_BYTES, "more shared memory than every target has");              \
+    LAB_NUMBER(NAME##_shared_bytes, SHARED_BYTES)                                                               \
+    static __device__ __forceinline__ void NAME##_body(const ARGS& args);                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS, CTAS) NAME(const __grid_constant__ ARGS args) {       \
+        let_next_begin();                                                                                       \
+        WAIT;                                                                                                   \
+        NAME##_body(args);                                                                                      \
+    }                                                                                                           \
+    static __device__ __forceinline__ void NAME##_body(const ARGS& args)
+
 // Defines a kernel: its name, its argument struct, threads a CTA, bytes of dynamic shared memory. The manifest lists these four.
 // The bound of one CTA an SM keeps ptxas from spilling registers for the sake of more.
-#define KERNEL(NAME, ARGS, THREADS, SHARED_BYTES)                                                                            \
-    static_assert((SHARED_BYTES) <= MAX_SHARED_BYTES, "more shared memory than every target has");                           \
-    LAB_NUMBER(NAME##_shared_bytes, SHARED_BYTES)                                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ ARGS args)
+#define KERNEL(NAME, ARGS, THREADS, SHARED_BYTES) DEFINE_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, 1, wait_for_inputs())
 
-// The same for kernels whose registers are to leave room for CTAS of them on an SM.
-#define KERNEL_OF_CTAS(NAME, ARGS, THREADS, SHARED_BYTES, CTAS)                                                              \
-    static_assert((SHARED_BYTES) <= MAX_SHARED_BYTES, "more shared memory than every target has");                           \
-    LAB_NUMBER(NAME##_shared_bytes, SHARED_BYTES)                                                                            \
-    extern "C" __global__ void __launch_bounds__(THREADS, CTAS) NAME(const __grid_constant__ ARGS args)
+// The same for kernels that read weights before they call `wait_for_inputs` themselves, on every way through them. Their
+// registers leave room for CTAS of them on an SM.
+#define WEIGHT_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, CTAS) DEFINE_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, CTAS, )
 
 #define SHARED_MEMORY(NAME) extern __shared__ __align__(128) unsigned char NAME[]
 
@@ -99,6 +119,9 @@ __device__ __forceinline__ float exp2_fast(float x) {
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* shared) { return static_cast<uint32_t>(__cvta_generic_to_shared(shared)); }
+
+// Asks for the line of L2 that this is in.
+__device__ __forceinline__ void prefetch(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
 
 // 16 bytes from global to shared memory, past the registers; zeros where not valid.
 __device__ __forceinline__ void copy16_async(void* shared, const void* global, bool valid) {

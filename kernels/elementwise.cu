@@ -98,7 +98,8 @@ __device__ float activate(uint32_t activation, float x) {
     if (activation == ACTIVATION_SILU) return x / (1.0f + expf(-x));
     if (activation == ACTIVATION_GELU_TANH) return 0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
     if (activation == ACTIVATION_QUICK_GELU) return x / (1.0f + expf(-1.702f * x));
-    return 0.5f * x * (1.0f + erff(x * 0.707106781f));
+    // 1 + erf loses all digits of a large negative x.
+    return 0.5f * x * erfcf(x * -0.707106781f);
 }
 
 }  // namespace

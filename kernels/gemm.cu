@@ -266,6 +266,7 @@ __device__ void gemm(const GemmArgs& args) {
 #pragma unroll
     for (unsigned i = 0; i + 1 < Gemm::STAGES; i++) copier.copy();
 
+    wait_for_inputs();
     const Source<Gemm::ROW_TILES> source(args);
     BlockSums<Format, Gemm::ROW_TILES> sums = {};
 #pragma unroll 1
@@ -324,7 +325,7 @@ __device__ void gemm(const GemmArgs& args) {
 }  // namespace
 
 #define GEMM_SIZED(NAME, SIZES, FORMAT, ROWS) \
-    KERNEL_OF_CTAS(NAME, GemmArgs, (SIZES::THREADS), (SIZES::SHARED_BYTES), (SIZES::CTAS)) { gemm<FORMAT, ROWS>(args); }
+    WEIGHT_KERNEL(NAME, GemmArgs, (SIZES::THREADS), (SIZES::SHARED_BYTES), (SIZES::CTAS)) { gemm<FORMAT, ROWS>(args); }
 #define GEMM(NAME, FORMAT, ROWS)                       \
     using Gemm_##NAME##_##ROWS = Gemm<FORMAT, ROWS>;   \
     GEMM_SIZED(gemm_##NAME##_r##ROWS, Gemm_##NAME##_##ROWS, FORMAT, ROWS)

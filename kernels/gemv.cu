@@ -1,6 +1,6 @@
 // Products of a weight and up to 8 rows of activations: every weight is read once, from where it lies in its file.
 //
-//   out [num_rows, out_features] = x [num_rows, in_features] w^T        CTA: 4 features, 4 warps
+//   out [num_rows, out_features] = x [num_rows, in_features] w^T        CTA: 4 features of one of the targets, 4 warps
 //
 //   columns    | run | run | run | run | run | ...      warp i takes every 4th run of 1024 columns (256 of floats): split-K
 //   warp          0     1     2     3     0
@@ -42,6 +42,21 @@ struct Gemv {
     static constexpr unsigned SHARED_BYTES = COPY_BYTES > SUM_BYTES ? COPY_BYTES : SUM_BYTES;
 };
 
+// A CTA's features, of one of the targets.
+struct Share {
+    const GemvTarget& target;
+    unsigned first;
+
+    __device__ __forceinline__ explicit Share(const GemvArgs& args)
+        : target(args.targets[(blockIdx.x >= args.targets[1].first_cta) + (blockIdx.x >= args.targets[2].first_cta)]),
+          first((blockIdx.x - target.first_cta) * FEATURES) {}
+    // The last one's again, past it.
+    __device__ __forceinline__ const uint8_t* row(const GemvArgs& args, unsigned feature) const {
+        const unsigned n = first + feature, last = target.out_features - 1;
+        return target.w + (n < last ? n : last) * args.row_bytes;
+    }
+};
+
 template <int ROWS>
 struct Sums {
     float of[FEATURES][ROWS];
@@ -67,11 +82,6 @@ struct Sums {
     }
 };
 
-__device__ __forceinline__ const uint8_t* feature_row(const GemvArgs& args, unsigned feature) {
-    const unsigned n = blockIdx.x * FEATURES + feature, last = args.out_features - 1;
-    return args.w + (n < last ? n : last) * args.row_bytes;
-}
-
 __device__ __forceinline__ void load8(weights::F32, const uint8_t* row, unsigned column, float (&w)[8]) {
     const float4* from = reinterpret_cast<const float4*>(row + size_t(column) * 4);
     const float4 a = from[0], b = from[1];
@@ -89,12 +99,18 @@ __device__ __forceinline__ void load8(weights::Float16Bits<T>, const uint8_t* ro
 }
 
 template <class Format, int ROWS>
-__device__ void multiply_floats(const GemvArgs& args, Sums<ROWS>& sums) {
+__device__ void multiply_floats(const GemvArgs& args, const Share& share, Sums<ROWS>& sums) {
+    const unsigned first = threadIdx.x * 8;
+    if (first < args.in_features) {
+#pragma unroll
+        for (unsigned f = 0; f < FEATURES; f++) prefetch(share.row(args, f) + size_t(first) * Format::BYTES / Format::LEN);
+    }
+    wait_for_inputs();
 #pragma unroll 1
-    for (unsigned column = threadIdx.x * 8; column < args.in_features; column += WARPS * 32 * 8) {
+    for (unsigned column = first; column < args.in_features; column += WARPS * 32 * 8) {
         float w[FEATURES][8];
 #pragma unroll
-        for (unsigned f = 0; f < FEATURES; f++) load8(Format{}, feature_row(args, f), column, w[f]);
+        for (unsigned f = 0; f < FEATURES; f++) load8(Format{}, share.row(args, f), column, w[f]);
         sums.add(args, column, w);
     }
 }
@@ -105,21 +121,21 @@ struct RunStart {
     const uint8_t* aligned;
     unsigned skipped;
 
-    __device__ __forceinline__ RunStart(const GemvArgs& args, unsigned feature, unsigned first) {
-        const uint8_t* at = feature_row(args, feature) + size_t(first / Format::LEN) * Format::BYTES;
+    __device__ __forceinline__ RunStart(const GemvArgs& args, const Share& share, unsigned feature, unsigned first) {
+        const uint8_t* at = share.row(args, feature) + size_t(first / Format::LEN) * Format::BYTES;
         skipped = unsigned(reinterpret_cast<uintptr_t>(at) % 16);
         aligned = at - skipped;
     }
 };
 
 template <class Format, int ROWS>
-__device__ __forceinline__ void copy_run(const GemvArgs& args, unsigned first, unsigned char* stage) {
+__device__ __forceinline__ void copy_run(const GemvArgs& args, const Share& share, unsigned first, unsigned char* stage) {
     if (first >= args.in_features) return;
     const unsigned columns = min(RUN_COLUMNS, args.in_features - first);
     const unsigned bytes = columns / Format::LEN * Format::BYTES;
 #pragma unroll
     for (unsigned f = 0; f < FEATURES; f++) {
-        const RunStart<Format> start(args, f, first);
+        const RunStart<Format> start(args, share, f, first);
         for (unsigned at = threadIdx.x % 32 * 16; at < start.skipped + bytes; at += 32 * 16) {
             copy16_async(stage + f * Gemv<Format, ROWS>::FEATURE_BYTES + at, start.aligned + at, true);
         }
@@ -127,16 +143,17 @@ __device__ __forceinline__ void copy_run(const GemvArgs& args, unsigned first, u
 }
 
 template <class Format, int ROWS>
-__device__ void multiply_blocks(const GemvArgs& args, unsigned char* shared, Sums<ROWS>& sums) {
+__device__ void multiply_blocks(const GemvArgs& args, const Share& share, unsigned char* shared, Sums<ROWS>& sums) {
     using Gemv = ::Gemv<Format, ROWS>;
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     constexpr unsigned STRIDE = WARPS * RUN_COLUMNS;
     unsigned char* stages = shared + warp * 2 * Gemv::STAGE_BYTES;
     unsigned stage = 0;
-    copy_run<Format, ROWS>(args, warp * RUN_COLUMNS, stages);
+    copy_run<Format, ROWS>(args, share, warp * RUN_COLUMNS, stages);
     copy_commit();
+    wait_for_inputs();
     for (unsigned first = warp * RUN_COLUMNS; first < args.in_features; first += STRIDE) {
-        copy_run<Format, ROWS>(args, first + STRIDE, stages + (stage ^ 1) * Gemv::STAGE_BYTES);
+        copy_run<Format, ROWS>(args, share, first + STRIDE, stages + (stage ^ 1) * Gemv::STAGE_BYTES);
         copy_commit();
         copy_wait<1>();
         __syncwarp();
@@ -145,7 +162,7 @@ __device__ void multiply_blocks(const GemvArgs& args, unsigned char* shared, Sum
             float runs[FEATURES][32];
 #pragma unroll
             for (unsigned f = 0; f < FEATURES; f++) {
-                const RunStart<Format> start(args, f, first);
+                const RunStart<Format> start(args, share, f, first);
                 weights::run_of_row<Format>(stages + stage * Gemv::STAGE_BYTES + f * Gemv::FEATURE_BYTES + start.skipped, lane, runs[f]);
             }
 #pragma unroll
@@ -168,11 +185,12 @@ __device__ void multiply_blocks(const GemvArgs& args, unsigned char* shared, Sum
 template <class Format, int ROWS>
 __device__ void gemv(const GemvArgs& args) {
     SHARED_MEMORY(shared);
+    const Share share(args);
     Sums<ROWS> sums = {};
     if constexpr (IS_FLOAT<Format>) {
-        multiply_floats<Format, ROWS>(args, sums);
+        multiply_floats<Format, ROWS>(args, share, sums);
     } else {
-        multiply_blocks<Format, ROWS>(args, shared, sums);
+        multiply_blocks<Format, ROWS>(args, share, shared, sums);
         __syncthreads();
     }
     float* merge = reinterpret_cast<float*>(shared);
@@ -185,19 +203,20 @@ __device__ void gemv(const GemvArgs& args) {
         }
     }
     __syncthreads();
-    const unsigned f = threadIdx.x / ROWS, row = threadIdx.x % ROWS, n = blockIdx.x * FEATURES + f;
-    if (f >= FEATURES || row >= args.num_rows || n >= args.out_features) return;
+    const unsigned f = threadIdx.x / ROWS, row = threadIdx.x % ROWS, n = share.first + f;
+    const GemvTarget& target = share.target;
+    if (f >= FEATURES || row >= args.num_rows || n >= target.out_features) return;
     float sum = 0.0f;
     for (unsigned warp = 0; warp < WARPS; warp++) sum += merge[(warp * FEATURES + f) * ROWS + row];
-    if (args.bias) sum += args.bias[n];
-    float* out = args.out + size_t(row) * args.out_stride + n;
+    if (target.bias) sum += target.bias[n];
+    float* out = target.out + size_t(row) * target.out_stride + n;
     *out = args.accumulate ? *out + sum * args.scale : sum * args.scale;
 }
 
 }  // namespace
 
 #define GEMV(NAME, FORMAT, ROWS) \
-    KERNEL(gemv_##NAME##_r##ROWS, GemvArgs, WARPS * 32, (Gemv<FORMAT, ROWS>::SHARED_BYTES)) { gemv<FORMAT, ROWS>(args); }
+    WEIGHT_KERNEL(gemv_##NAME##_r##ROWS, GemvArgs, WARPS * 32, (Gemv<FORMAT, ROWS>::SHARED_BYTES), 1) { gemv<FORMAT, ROWS>(args); }
 #define GEMV_OF(NAME, FORMAT) \
     GEMV(NAME, FORMAT, 1)     \
     GEMV(NAME, FORMAT, 2)     \

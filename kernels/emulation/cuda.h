@@ -17,7 +17,7 @@
     static emulation::Registration NAME##_registration{NAME##_kernel};                                                   \
     static void NAME(const ARGS& args)
 
-#define KERNEL_OF_CTAS(NAME, ARGS, THREADS, SHARED_BYTES, CTAS) KERNEL(NAME, ARGS, THREADS, SHARED_BYTES)
+#define WEIGHT_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, CTAS) KERNEL(NAME, ARGS, THREADS, SHARED_BYTES)
 
 #define SHARED_MEMORY(NAME) unsigned char* const NAME = emulation::shared_memory
 
@@ -188,6 +188,11 @@ inline uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) { return (a & m
 inline float exp2_fast(float x) { return exp2f(x); }
 
 // Copies, tiles.
+
+// Kernels run one after the other.
+inline void wait_for_inputs() {}
+// Nothing is nearer; but what is asked for must be there.
+inline void prefetch(const void* global) { static_cast<void>(*static_cast<const volatile unsigned char*>(global)); }
 
 inline void copy16_async(void* shared, const void* global, bool valid) { emulation::copy_async(shared, global, 16, valid ? 16 : 0); }
 inline void copy_commit() { emulation::commit_copies(); }

@@ -10,8 +10,9 @@ pub type DevicePtr = u64;
 
 /// How a linear layer's input is stored.
 #[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ElementType {
+    #[default]
     F32 = 0,
     F16 = 1,
     BF16 = 2,
@@ -234,20 +235,39 @@ pub struct FillBiasArgs {
     pub scale: f32,
 }
 
-/// `gemv_*`: out[row, n] = (x[row] . w[n] + bias[n]) * scale, or out[row, n] += it.
+/// A weight that `gemv_*` multiplies by, and where the products go.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GemvTarget {
+    pub w: DevicePtr,
+    pub bias: DevicePtr,
+    pub out: DevicePtr,
+    pub out_features: u32,
+    pub out_stride: u32,
+    pub first_cta: u32,
+    pub reserved: u32,
+}
+
+impl Default for GemvTarget {
+    /// None.
+    fn default() -> Self {
+        Self { w: 0, bias: 0, out: 0, out_features: 0, out_stride: 0, first_cta: u32::MAX, reserved: 0 }
+    }
+}
+
+/// Weights that one launch multiplies by.
+pub const MAX_TARGETS: usize = 3;
+
+/// `gemv_*`: out[row, n] = (x[row] . w[n] + bias[n]) * scale, or out[row, n] += it, of each target.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GemvArgs {
     pub x: DevicePtr,
-    pub w: DevicePtr,
-    pub bias: DevicePtr,
-    pub out: DevicePtr,
+    pub targets: [GemvTarget; MAX_TARGETS],
     pub row_bytes: u64,
     pub num_rows: u32,
     pub in_features: u32,
-    pub out_features: u32,
     pub x_stride: u32,
-    pub out_stride: u32,
     pub accumulate: u32,
     pub scale: f32,
     pub reserved: u32,

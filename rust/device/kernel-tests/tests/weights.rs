@@ -3,7 +3,7 @@
 use device::{
     DType, Precision,
     cuda::packed::PackedFormat,
-    kernel_args::{DequantizeArgs, ElementType, EmbedArgs, GemvArgs},
+    kernel_args::{DequantizeArgs, ElementType, EmbedArgs, GemvArgs, GemvTarget, MAX_TARGETS},
 };
 use half::{bf16, f16};
 use kernel_tests::{
@@ -134,23 +134,34 @@ impl Product {
     fn run(&self, weight: &Weight, rows: usize, capacity: usize, order: Order) -> Vec<f32> {
         let (x, w) = (Buffer::input(&self.x), Buffer::input(&weight.bytes));
         let (bias, out) = (Buffer::input(self.bias.as_deref().unwrap_or(&[])), Buffer::inout(&self.before));
+        // The weight's features are those of several, one after the other.
+        let (mut targets, mut ctas) = ([GemvTarget::default(); MAX_TARGETS], 0);
+        for (i, target) in targets.iter_mut().enumerate() {
+            let (first, end) = (weight.rows * i / MAX_TARGETS, weight.rows * (i + 1) / MAX_TARGETS);
+            *target = GemvTarget {
+                w: w.ptr() + first as u64 * weight.row_bytes(),
+                bias: if self.bias.is_some() { bias.ptr() + first as u64 * 4 } else { 0 },
+                out: out.ptr() + first as u64 * 4,
+                out_features: (end - first) as u32,
+                out_stride: self.out_stride as u32,
+                first_cta: ctas as u32,
+                reserved: 0,
+            };
+            ctas += (end - first).div_ceil(4);
+        }
         let args = GemvArgs {
             x: x.ptr(),
-            w: w.ptr(),
-            bias: if self.bias.is_some() { bias.ptr() } else { 0 },
-            out: out.ptr(),
+            targets,
             row_bytes: weight.row_bytes(),
             num_rows: rows as u32,
             in_features: weight.cols as u32,
-            out_features: weight.rows as u32,
             x_stride: self.x_stride as u32,
-            out_stride: self.out_stride as u32,
             accumulate: u32::from(self.accumulate),
             scale: self.scale,
             reserved: 0,
         };
         let kernel = Kernel::named(&format!("gemv_{}_r{capacity}", name(weight.format)));
-        kernel.launch([weight.rows.div_ceil(4), 1, 1], &args, order);
+        kernel.launch([ctas, 1, 1], &args, order);
         out.values()
     }
 

@@ -89,6 +89,7 @@ struct NormPass<'a> {
     scale: f32,
     norm: Option<&'a Norm>,
     out: DevicePtr,
+    element: ElementType,
 }
 
 impl CudaBackend {
@@ -172,7 +173,7 @@ impl CudaBackend {
             out: pass.out,
             num_rows: x.count as u32,
             cols: x.cols as u32,
-            out_type: ElementType::F32 as u32,
+            out_type: pass.element as u32,
             eps: pass.norm.map_or(0.0, |norm| norm.eps),
             post_eps: pass.post_norm.map_or(0.0, |norm| norm.eps),
             y_scale: pass.scale,
@@ -181,15 +182,16 @@ impl CudaBackend {
         unsafe { launch(&self.driver, kernel, [x.count, 1, 1], &args) }
     }
 
-    /// `x`, normed if there is a norm.
-    fn normed(&self, state: &mut State, x: &Tensor, norm: Option<&Norm>) -> Result<Rows, CudaError> {
+    /// `x`, normed if there is a norm, as the weights read it.
+    fn normed(&self, state: &mut State, x: &Tensor, norm: Option<&Norm>, linears: &[&Linear]) -> Result<Rows, CudaError> {
         let rows = rows(x);
         if norm.is_none() {
             return Ok(rows);
         }
+        let element = state.dense.input_element(rows.count, linears.iter().map(|linear| cuda(linear)));
         let out = state.normed.floats(&self.driver, rows.count * rows.cols)?;
-        self.norm_pass(&mut state.constants, rows, &NormPass { norm, out, ..NormPass::default() })?;
-        Ok(Rows { at: out, ..rows })
+        self.norm_pass(&mut state.constants, rows, &NormPass { norm, out, element, ..NormPass::default() })?;
+        Ok(Rows { at: out, element, ..rows })
     }
 
     /// `out = activation(gate) * up`, or `activation(gate)` where `up` is 0.
@@ -238,7 +240,8 @@ impl CudaBackend {
 
     fn try_norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) -> Result<(), CudaError> {
         let mut state = self.state();
-        let input = self.normed(&mut state, x, norm)?;
+        let linears: Vec<_> = projections.iter().map(|projection| projection.linear).collect();
+        let input = self.normed(&mut state, x, norm, &linears)?;
         let products: Vec<_> = projections
             .iter_mut()
             .map(|projection| {
@@ -269,7 +272,8 @@ impl CudaBackend {
 
     fn try_gate_up(&self, args: &mut GateUpArgs<'_>) -> Result<(), CudaError> {
         let mut state = self.state();
-        let input = self.normed(&mut state, args.x, args.norm)?;
+        let linears: Vec<_> = args.gate.into_iter().chain([args.up]).collect();
+        let input = self.normed(&mut state, args.x, args.norm, &linears)?;
         args.out.set_rows(input.count);
         let cols = args.out.cols();
         assert_eq!(args.up.out_features, cols, "columns of the output");
@@ -277,14 +281,16 @@ impl CudaBackend {
         let Some(gate) = args.gate else {
             // SAFETY: the output has the rows of the input and the checked width.
             unsafe { state.dense.multiply(input, &[plain(args.up, out)])? };
-            return self.activate(Rows { at: out, count: input.count, cols }, 0, out, activation);
+            let gated = Rows { at: out, count: input.count, cols, element: ElementType::F32 };
+            return self.activate(gated, 0, out, activation);
         };
         assert_eq!(gate.out_features, cols, "columns of the output");
         let gated = state.projected.floats(&self.driver, input.count * cols)?;
         let up = state.up.floats(&self.driver, input.count * cols)?;
         // SAFETY: both buffers were made for the products.
         unsafe { state.dense.multiply(input, &[plain(gate, gated), plain(args.up, up)])? };
-        self.activate(Rows { at: gated, count: input.count, cols }, up, out, activation)
+        let gated = Rows { at: gated, count: input.count, cols, element: ElementType::F32 };
+        self.activate(gated, up, out, activation)
     }
 
     fn try_sample(
@@ -339,7 +345,7 @@ fn device(tensor: &Tensor) -> &DeviceMemory {
 }
 
 fn rows(tensor: &Tensor) -> Rows {
-    Rows { at: device(tensor).at(), count: tensor.rows(), cols: tensor.cols() }
+    Rows { at: device(tensor).at(), count: tensor.rows(), cols: tensor.cols(), element: ElementType::F32 }
 }
 
 fn cuda(linear: &Linear) -> &CudaLinear {

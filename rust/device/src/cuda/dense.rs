@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::{
     DType, Precision, WorkspaceShape,
-    kernel_args::{DequantizeArgs, DevicePtr, ElementType, FillBiasArgs, PackedDequantizeArgs, RoundValuesArgs},
+    kernel_args::{DequantizeArgs, DevicePtr, ElementType, FillBiasArgs, MAX_TARGETS, PackedDequantizeArgs, RoundValuesArgs},
 };
 
 use super::{
@@ -17,14 +17,17 @@ use super::{
     driver::{Driver, MATMUL_WORKSPACE, Matmul},
     gemm::{self, PackedKernels, PackedProducts},
     kernels::{GEMV_ROWS, Kernel, launch},
-    linear::{CudaLinear, Form, Rows, StoredKernels},
+    linear::{self, CudaLinear, Form, Rows, StoredKernels},
     memory::Scratch,
     packed::{BLOCK_COLUMNS, PANEL_ROWS, PackedFormat},
 };
 
 /// Rows up to which a weight of floats is multiplied by `gemv_*`.
 const FEW_ROWS: usize = GEMV_ROWS[GEMV_ROWS.len() - 1];
-/// The same of a quantized weight that is not packed: its bytes are read once for 8 rows, and taken apart they would be written
+/// Values of several such rows at most: each CTA reads them again, and from more than L1 that takes longer than products of
+/// matrices do.
+const FEW_VALUES: usize = 16 << 10;
+/// Rows up to which a quantized weight is multiplied by `gemv_*`, if it is not packed: its bytes are read once for 8 rows, and taken apart they would be written
 /// and read in 16 bits. Packed ones are multiplied by `gemm_*` up to so many rows.
 const FEW_QUANTIZED_ROWS: usize = gemm::MAX_ROWS;
 /// Bytes of a slice of a quantized weight in bf16: what the L2 of a large GPU holds, so that the product finds it there.
@@ -88,17 +91,21 @@ impl Dense {
     /// `x` and every `out` are memory of the driver of these shapes.
     pub unsafe fn multiply(&mut self, x: Rows, products: &[Product<'_>]) -> Result<(), CudaError> {
         let mut rounded = None;
-        for &product in products {
+        let mut left = products;
+        while let [product, ..] = *left {
             let linear = product.linear;
             assert_eq!(x.cols, linear.in_features(), "columns of the input");
-            let is_few = !self.has_matmul || linear.precision() != Precision::Fast || x.count <= few_rows(linear.dtype());
+            let is_few = self.is_few(x.count, linear);
             let element = operand(linear.dtype());
+            if matches!(linear.form(), Form::Stored(_)) && is_few {
+                let together = left.iter().take(MAX_TARGETS).take_while(|other| is_alike(&product, other)).count();
+                // SAFETY: the caller's promise; these are alike.
+                unsafe { linear::multiply_stored(&self.driver, x, &left[..together])? };
+                left = &left[together..];
+                continue;
+            }
+            left = &left[1..];
             match linear.form() {
-                Form::Stored(stored) if is_few => {
-                    // SAFETY: the caller's promise.
-                    unsafe { linear.multiply_stored(&self.driver, stored, x, product)? };
-                    continue;
-                }
                 Form::Packed(kernels) if x.count <= gemm::F32_ROWS => {
                     // SAFETY: the caller's promise.
                     unsafe { self.packed.multiply(&self.driver, kernels, (x, None), &product)? };
@@ -108,6 +115,7 @@ impl Dense {
             }
             let input = match rounded.filter(|&(of, _)| of == element) {
                 Some((_, at)) => at,
+                None if x.element == element => x.at,
                 None => self.rounded(x, element)?,
             };
             rounded = Some((element, input));
@@ -140,11 +148,27 @@ impl Dense {
         Ok(())
     }
 
+    /// The type that every product with so many rows reads, or f32, from which each takes what it reads.
+    pub fn input_element<'a>(&self, rows: usize, linears: impl IntoIterator<Item = &'a CudaLinear>) -> ElementType {
+        let mut elements = linears.into_iter().map(|linear| match linear.form() {
+            Form::Stored(_) if self.is_few(rows, linear) => ElementType::F32,
+            Form::Packed(_) if rows <= gemm::F32_ROWS => ElementType::F32,
+            _ => operand(linear.dtype()),
+        });
+        let first = elements.next().unwrap_or(ElementType::F32);
+        // What f16 does not reach is for `round_values`.
+        if first == ElementType::BF16 && elements.all(|element| element == first) { first } else { ElementType::F32 }
+    }
+
+    /// Whether `gemv_*` or `gemm_*` multiplies by a weight.
+    fn is_few(&self, rows: usize, linear: &CudaLinear) -> bool {
+        let is_exact = !self.has_matmul || linear.precision() != Precision::Fast;
+        is_exact || is_few(linear.dtype(), rows, linear.in_features())
+    }
+
     /// The rows as the product reads them.
     fn rounded(&mut self, x: Rows, element: ElementType) -> Result<DevicePtr, CudaError> {
-        if element == ElementType::F32 {
-            return Ok(x.at);
-        }
+        assert_eq!(x.element, ElementType::F32, "rows that are rounded once");
         let count = x.count * x.cols;
         let out = self.rounded.bytes(&self.driver, count * 2)?;
         let args = RoundValuesArgs { x: x.at, out, count: count as u64, out_type: element as u32, reserved: 0 };
@@ -237,7 +261,7 @@ impl Dense {
         let &WorkspaceShape { num_tokens, dtype, precision, .. } = shape;
         let widest = shape.hidden_size.max(shape.intermediate_size).max(shape.num_heads * shape.head_dim);
         let is_packed = PackedFormat::of(dtype, precision).is_some();
-        let has_many = self.has_matmul && precision == Precision::Fast && num_tokens > few_rows(dtype);
+        let has_many = self.has_matmul && precision == Precision::Fast && !is_few(dtype, num_tokens, widest);
         let is_rounded = if is_packed { num_tokens > gemm::F32_ROWS } else { has_many && operand(dtype) != ElementType::F32 };
         [
             if is_rounded { num_tokens * widest * 2 } else { 0 },
@@ -248,14 +272,26 @@ impl Dense {
     }
 }
 
+/// Whether one launch computes both: products of the same rows with weights of one format, that are used alike.
+fn is_alike(one: &Product<'_>, other: &Product<'_>) -> bool {
+    let of = |product: &Product<'_>| {
+        let linear = product.linear;
+        (linear.dtype(), linear.precision(), linear.in_features(), product.scale.to_bits(), product.accumulate)
+    };
+    of(one) == of(other)
+}
+
 /// Features of a slice of a quantized weight at most.
 fn tile_features(in_features: usize) -> usize {
     (TILE_BYTES / (in_features * 2) / TILE_FEATURES).max(1) * TILE_FEATURES
 }
 
-/// Rows up to which a weight is multiplied by `gemv_*` or `gemm_*`.
-pub fn few_rows(dtype: DType) -> usize {
-    if is_quantized(dtype) { FEW_QUANTIZED_ROWS } else { FEW_ROWS }
+/// Whether products of matrices are not worth it for so many rows.
+fn is_few(dtype: DType, rows: usize, in_features: usize) -> bool {
+    match dtype {
+        _ if is_quantized(dtype) => rows <= FEW_QUANTIZED_ROWS,
+        _ => rows == 1 || rows <= FEW_ROWS && rows * in_features <= FEW_VALUES,
+    }
 }
 
 /// What a product of matrices reads for such a weight.

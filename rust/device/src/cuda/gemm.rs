@@ -87,7 +87,7 @@ pub struct PackedProducts {
 }
 
 impl PackedProducts {
-    /// Multiplies by a packed weight, 32 rows at a time. `rounded`: x in bf16, where it has more than [`F32_ROWS`] rows.
+    /// Multiplies by a packed weight, 32 rows at a time. `rounded`: x in bf16, if it has more than [`F32_ROWS`] rows, and only then.
     ///
     /// # Safety
     /// `x`, `rounded` and the output are memory of `driver` of these shapes.
@@ -100,12 +100,11 @@ impl PackedProducts {
     ) -> Result<(), CudaError> {
         for first in (0..x.count).step_by(MAX_ROWS) {
             let count = MAX_ROWS.min(x.count - first);
-            let i = GEMM_ROWS.iter().position(|&rows| count <= rows).expect("at most the largest");
-            let (from, value_bytes) = match rounded {
-                Some(rounded) if count > F32_ROWS => (rounded, 2),
-                _ => (x.at, size_of::<f32>()),
-            };
-            let part = Rows { at: from + (first * x.cols * value_bytes) as u64, count, cols: x.cols };
+            // Kernels for more rows read what is rounded.
+            let fits = |rows: usize| count <= rows && (rounded.is_none() || rows > F32_ROWS);
+            let i = GEMM_ROWS.iter().position(|&rows| fits(rows)).expect("at most the largest");
+            let (from, value_bytes) = rounded.map_or((x.at, size_of::<f32>()), |rounded| (rounded, 2));
+            let part = Rows { at: from + (first * x.cols * value_bytes) as u64, count, ..x };
             let out = product.out + (first * product.linear.out_features() * size_of::<f32>()) as u64;
             // SAFETY: the caller's promise; these are some of the rows.
             unsafe { self.launch(driver, kernels, i, part, &Product { out, ..*product })? };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     DType, DeviceError, LinearOptions, Precision, WeightView,
     backend::check_bias,
-    kernel_args::{DevicePtr, EmbedArgs, GemvArgs, PackedEmbedArgs},
+    kernel_args::{DevicePtr, ElementType, EmbedArgs, GemvArgs, GemvTarget, MAX_TARGETS, PackedEmbedArgs},
 };
 
 use super::{
@@ -64,7 +64,7 @@ impl StoredKernels {
     }
 }
 
-/// Rows of f32 on the device.
+/// Rows on the device.
 #[derive(Clone, Copy)]
 pub struct Rows {
     /// The first.
@@ -73,6 +73,50 @@ pub struct Rows {
     pub count: usize,
     /// Values of one.
     pub cols: usize,
+    /// How values are stored: f32, but for what feeds products that read 16 bits.
+    pub element: ElementType,
+}
+
+/// Multiplies weights that lie as in their file, 8 rows at a time; a row gets the same bits beside any others.
+///
+/// # Safety
+/// Rows and outputs are memory of `driver` of these shapes. All weights are of one format and width, all lie as in their file, at
+/// most [`MAX_TARGETS`], and scale and `accumulate` are the same for all.
+pub unsafe fn multiply_stored(driver: &Arc<dyn Driver>, x: Rows, products: &[Product<'_>]) -> Result<(), CudaError> {
+    let [Product { linear, scale, accumulate, .. }, ..] = products else { return Ok(()) };
+    let Form::Stored(stored) = &linear.form else { unreachable!("the caller looked") };
+    let most = GEMV_ROWS[GEMV_ROWS.len() - 1];
+    for first in (0..x.count).step_by(most) {
+        let rows = most.min(x.count - first);
+        let kernel = stored.gemv[GEMV_ROWS.iter().position(|&n| rows <= n).expect("at most the largest")];
+        let (mut targets, mut ctas) = ([GemvTarget::default(); MAX_TARGETS], 0);
+        for (target, Product { linear, out, .. }) in targets.iter_mut().zip(products) {
+            *target = GemvTarget {
+                w: linear.weight.at(),
+                bias: linear.bias().unwrap_or(0),
+                out: out + (first * linear.out_features * size_of::<f32>()) as u64,
+                out_features: linear.out_features as u32,
+                out_stride: linear.out_features as u32,
+                first_cta: ctas as u32,
+                reserved: 0,
+            };
+            ctas += linear.out_features.div_ceil(FEATURES_PER_CTA);
+        }
+        let args = GemvArgs {
+            x: x.at + (first * x.cols * size_of::<f32>()) as u64,
+            targets,
+            row_bytes: stored.row_bytes as u64,
+            num_rows: rows as u32,
+            in_features: x.cols as u32,
+            x_stride: x.cols as u32,
+            accumulate: (*accumulate).into(),
+            scale: *scale,
+            reserved: 0,
+        };
+        // SAFETY: the caller's promise; weights and biases have these shapes and live as long as the products.
+        unsafe { launch(driver, kernel, [ctas, 1, 1], &args)? };
+    }
+    Ok(())
 }
 
 impl CudaLinear {
@@ -149,44 +193,6 @@ impl CudaLinear {
     /// Bytes of weight and bias on the device.
     pub fn bytes(&self) -> usize {
         self.weight.bytes() + self.bias.as_ref().map_or(0, DeviceMemory::bytes)
-    }
-
-    /// `out = (x @ weight^T + bias) * scale`, or that added to `out` (`[x.count, out_features]`), of a weight that lies as in its
-    /// file, 8 rows at a time; a row gets the same bits beside any others.
-    ///
-    /// # Safety
-    /// Both are memory of `driver` of these shapes, and `stored` is this weight's form.
-    pub unsafe fn multiply_stored(
-        &self,
-        driver: &Arc<dyn Driver>,
-        stored: &StoredKernels,
-        x: Rows,
-        product: Product<'_>,
-    ) -> Result<(), CudaError> {
-        let Product { out, scale, accumulate, .. } = product;
-        let most = GEMV_ROWS[GEMV_ROWS.len() - 1];
-        for first in (0..x.count).step_by(most) {
-            let rows = most.min(x.count - first);
-            let kernel = stored.gemv[GEMV_ROWS.iter().position(|&n| rows <= n).expect("at most the largest")];
-            let args = GemvArgs {
-                x: x.at + (first * self.in_features * size_of::<f32>()) as u64,
-                w: self.weight.at(),
-                bias: self.bias().unwrap_or(0),
-                out: out + (first * self.out_features * size_of::<f32>()) as u64,
-                row_bytes: stored.row_bytes as u64,
-                num_rows: rows as u32,
-                in_features: self.in_features as u32,
-                out_features: self.out_features as u32,
-                x_stride: self.in_features as u32,
-                out_stride: self.out_features as u32,
-                accumulate: accumulate.into(),
-                scale,
-                reserved: 0,
-            };
-            // SAFETY: the caller's promise; weight and bias have these shapes and live as long as this.
-            unsafe { launch(driver, kernel, [self.out_features.div_ceil(FEATURES_PER_CTA), 1, 1], &args)? };
-        }
-        Ok(())
     }
 
     /// `out[i] = weight[ids[i]] * scale`, `[count, in_features]`.

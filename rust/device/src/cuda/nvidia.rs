@@ -25,6 +25,8 @@ use super::{
 
 /// Dynamic shared memory beyond this is asked for by an attribute of the function.
 const STATIC_SHARED_BYTES: u32 = 48 << 10;
+/// Virtual architecture from which on kernels wait by themselves (`wait_for_inputs` in kernels/cuda.cuh).
+const OVERLAPS: c_int = 90;
 /// Page-locked memory that copies to the host go through.
 const DOWNLOAD_BYTES: usize = 4 << 20;
 
@@ -143,7 +145,16 @@ struct Recorded {
 #[derive(Default)]
 struct Functions {
     modules: HashMap<&'static str, sys::CUmodule>,
-    functions: HashMap<&'static str, sys::CUfunction>,
+    functions: HashMap<&'static str, Function>,
+}
+
+/// A kernel that is loaded.
+#[derive(Clone, Copy)]
+struct Function {
+    handle: sys::CUfunction,
+    /// Whether it waits for what the kernel before it writes, so that it may begin while that one ends: code for [`OVERLAPS`] on,
+    /// but not what the driver makes of PTX for older GPUs.
+    waits: bool,
 }
 
 // SAFETY: the driver's handles may be used from any thread; every call makes the context current first.
@@ -219,7 +230,7 @@ impl NvidiaDriver {
         })
     }
 
-    fn function(&self, kernel: Kernel) -> Result<sys::CUfunction, CudaError> {
+    fn function(&self, kernel: Kernel) -> Result<Function, CudaError> {
         let Functions { modules, functions } = &mut *self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(function) = functions.get(kernel.name) {
             return Ok(*function);
@@ -237,14 +248,18 @@ impl NvidiaDriver {
         };
         let name = CString::new(kernel.name).map_err(|_| CudaError::NoSuchKernel(kernel.name.into()))?;
         // SAFETY: the module is loaded and never unloaded before the context is released.
-        let function = self.settle(&what, || unsafe { result::module::get_function(module, name) })?;
+        let handle = self.settle(&what, || unsafe { result::module::get_function(module, name) })?;
+        let architecture = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PTX_VERSION;
+        // SAFETY: the function was just got.
+        let of = self.settle(&what, || unsafe { result::function::get_function_attribute(handle, architecture) })?;
         if kernel.shared_bytes > STATIC_SHARED_BYTES {
             let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function was just got.
             self.settle(&what, || unsafe {
-                result::function::set_function_attribute(function, attribute, kernel.shared_bytes as c_int)
+                result::function::set_function_attribute(handle, attribute, kernel.shared_bytes as c_int)
             })?;
         }
+        let function = Function { handle, waits: of >= OVERLAPS };
         functions.insert(kernel.name, function);
         Ok(function)
     }
@@ -336,13 +351,29 @@ impl Driver for NvidiaDriver {
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError> {
-        let function = self.function(launch.kernel)?;
+        let Function { handle, waits } = self.function(launch.kernel)?;
         let [x, y, z] = launch.grid;
         let mut params = [launch.args.as_ptr().cast_mut().cast::<c_void>()];
-        let block = (launch.kernel.threads, 1, 1);
-        let (shared, stream) = (launch.kernel.shared_bytes, self.stream);
-        // SAFETY: the caller's promise; the driver copies the argument, which it does not change, before it returns.
-        let start = || unsafe { result::launch_kernel(function, (x, y, z), block, shared, stream, &mut params) };
+        let mut overlaps = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: launch.kernel.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.kernel.shared_bytes,
+            hStream: self.stream,
+            attrs: &raw mut overlaps,
+            numAttrs: waits.into(),
+        };
+        // SAFETY: the caller's promise; the driver copies the argument, which it does not change, before it returns. A kernel that
+        // may begin early waits before it reads what others write.
+        let start = || unsafe { sys::cuLaunchKernelEx(&raw const config, handle, params.as_mut_ptr(), null_mut()) }.result();
         self.call(&format!("starting kernel {}", launch.kernel.name), start)
     }
 

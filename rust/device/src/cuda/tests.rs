@@ -11,8 +11,8 @@ use super::{
     swap::Swap,
 };
 use crate::{
-    Constant, DType, Device, GgmlType, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LinearOptions, Phases, Precision,
-    Projection, StepMetadata, WeightView, mmap::Bytes,
+    Constant, DType, Device, GgmlType, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LinearOptions, Norm, NormKind, Phases,
+    Precision, Projection, StepMetadata, WeightView, mmap::Bytes,
 };
 
 fn recording() -> (Arc<RecordingDriver>, Arc<dyn Driver>) {
@@ -221,15 +221,30 @@ fn embedded_kernels_and_the_manifest_are_the_same() {
 
 /// Launches and products of a projection of so many rows.
 fn multiplied(recording: &Arc<RecordingDriver>, dtype: DType, precision: Precision, rows: usize) -> Vec<Event> {
+    projected(recording, &[dtype], precision, [rows, 64], None)
+}
+
+/// Launches and products of projections of `[rows, cols]` to 33 features each.
+fn projected(
+    recording: &Arc<RecordingDriver>,
+    dtypes: &[DType],
+    precision: Precision,
+    [rows, cols]: [usize; 2],
+    norm: Option<&Norm>,
+) -> Vec<Event> {
     let backend = CudaBackend::new(Arc::<RecordingDriver>::clone(recording) as _).unwrap();
-    let bytes = Bytes::from_vec(vec![0; dtype.row_bytes(64).unwrap() * 33]);
-    let weight = WeightView::new(dtype, 33, 64, bytes).unwrap();
-    let options = LinearOptions { name: "w".into(), precision, bias: None };
-    let linear = backend.load_linear(&weight, &options).unwrap();
-    let (mut x, mut out) = (backend.alloc(rows, 64).unwrap(), backend.alloc(rows, 33).unwrap());
+    let load = |dtype: &DType| {
+        let bytes = Bytes::from_vec(vec![0; dtype.row_bytes(cols).unwrap() * 33]);
+        let weight = WeightView::new(*dtype, 33, cols, bytes).unwrap();
+        backend.load_linear(&weight, &LinearOptions { name: "w".into(), precision, bias: None }).unwrap()
+    };
+    let linears: Vec<_> = dtypes.iter().map(load).collect();
+    let mut x = backend.alloc(rows, cols).unwrap();
+    let mut outs: Vec<_> = linears.iter().map(|_| backend.alloc(rows, 33).unwrap()).collect();
     x.set_rows(rows);
     recording.events();
-    backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
+    let projections = linears.iter().zip(&mut outs).map(|(linear, out)| Projection { linear, out });
+    backend.norm_linear(&x, norm, &mut projections.collect::<Vec<_>>(), &StepMetadata::default());
     let events = recording.events().into_iter();
     events.filter(|event| matches!(event, Event::Launch { .. } | Event::Matmul(_))).collect()
 }
@@ -250,7 +265,7 @@ fn many_rows_are_one_product_and_few_are_for_kernels_of_our_own() {
     assert_eq!(run(q4, Precision::Fast, 32), [launched("round_values", 2), launched("gemm_q4_0_r32", 1)]);
     let taken_apart = [launched("round_values", 3), launched("packed_dequantize_q4_0", 1), Event::Matmul([33, 33, 64])];
     assert_eq!(run(q4, Precision::Fast, 33), taken_apart);
-    let in_passes = [launched("round_values", 3), launched("gemm_q4_0_r32", 1), launched("gemm_q4_0_r8", 1)];
+    let in_passes = [launched("round_values", 3), launched("gemm_q4_0_r32", 1), launched("gemm_q4_0_r16", 1)];
     assert_eq!(run(q4, Precision::Deterministic, 33), in_passes);
     assert_eq!(run(q4, Precision::Exact, 9), [launched("gemv_q4_0_r8", 9), launched("gemv_q4_0_r1", 9)]);
     let q5 = DType::Ggml(GgmlType::Q5_0);
@@ -260,6 +275,37 @@ fn many_rows_are_one_product_and_few_are_for_kernels_of_our_own() {
     for precision in [Precision::Exact, Precision::Deterministic] {
         assert_eq!(run(DType::BF16, precision, 9), [launched("gemv_bf16_r8", 9), launched("gemv_bf16_r1", 9)]);
     }
+}
+
+#[test]
+fn few_rows_that_are_wide_are_one_product() {
+    let run = |rows, cols| projected(&RecordingDriver::new(1 << 28), &[DType::BF16], Precision::Fast, [rows, cols], None);
+    assert_eq!(run(4, 4096), [launched("gemv_bf16_r4", 9)]);
+    assert_eq!(run(5, 4096), [launched("round_values", 20), Event::Matmul([5, 33, 4096])]);
+    assert_eq!(run(1, 20_480), [launched("gemv_bf16_r1", 9)]);
+}
+
+#[test]
+fn weights_that_are_alike_share_a_launch() {
+    let run = |dtypes: &[DType]| projected(&RecordingDriver::new(1 << 28), dtypes, Precision::Fast, [1, 64], None);
+    assert_eq!(run(&[DType::BF16; 3]), [launched("gemv_bf16_r1", 27)]);
+    assert_eq!(run(&[DType::BF16; 5]), [launched("gemv_bf16_r1", 27), launched("gemv_bf16_r1", 18)]);
+    assert_eq!(run(&[DType::BF16, DType::F16, DType::F16]), [launched("gemv_bf16_r1", 9), launched("gemv_f16_r1", 18)]);
+}
+
+#[test]
+fn norms_write_what_all_products_read() {
+    let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; 64].into(), bias: None, eps: 1e-5 };
+    let run =
+        |dtypes: &[DType], rows| projected(&RecordingDriver::new(1 << 28), dtypes, Precision::Fast, [rows, 64], Some(&norm));
+    let (normed, product) = (launched("rms_norm", 9), || Event::Matmul([9, 33, 64]));
+    assert_eq!(run(&[DType::BF16; 2], 9), [normed.clone(), product(), product()]);
+    let q4 = DType::Ggml(GgmlType::Q4_0);
+    assert_eq!(run(&[DType::BF16, q4], 9), [normed.clone(), product(), launched("gemm_q4_0_r16", 1)]);
+    let rounded = || launched("round_values", 1);
+    assert_eq!(run(&[DType::BF16, DType::F16], 9), [normed.clone(), rounded(), product(), rounded(), product()]);
+    // Values beyond f16 become its largest as they are rounded.
+    assert_eq!(run(&[DType::F16], 9), [normed, rounded(), product()]);
 }
 
 #[test]
