@@ -7,15 +7,13 @@
 
 Kernels are gemm_*, gemv_* of floats, and attention_* of f16, bf16 and i8. Several folders are timed in turns, and the table has
 the medians. Needs PyTorch, the driver, and nvcc on the PATH or in CUDA_HOME; a folder with NAME.cubin, such as gemm.cubin,
-compiled with -DKERNEL_LAB needs no nvcc. A folder's lab.json says how its attention_* differs: {"fused_merge": true} adds its
-parts itself, {"resident_ctas": 3} stays with so many CTAs on a multiprocessor until all is done.
+compiled with -DKERNEL_LAB needs no nvcc.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import re
 import statistics
 import struct
@@ -46,8 +44,12 @@ STAGE_COLUMNS = {"q8_0": 128}
 BLOCK_BYTES = {"q4_0": 1152, "q4_1": 1280, "q8_0": 2176, "q4_k": 1152, "q5_k": 1408, "q6_k": 1664}
 SUPER_BYTES = {"q4_k": 256, "q5_k": 256, "q6_k": 128}
 """Of packed.cuh: 64 features x 32 columns, and behind a stage."""
-PART_KEYS, MAX_PARTS, KEY_TILE = 256, 16, 64
+NO_TARGET = struct.pack("<3Q4I", 0, 0, 0, 0, 0, 0xFFFFFFFF, 0)
+"""Of the three that gemv_* multiplies by."""
+PART_KEYS, MAX_PARTS, KEY_TILE = 512, 64, 64
 """As rust/device/src/cuda/attention_plan.rs cuts keys."""
+MERGED_HEADS = 4
+"""That a CTA of attention_merge takes."""
 
 
 class LabError(Exception):
@@ -118,7 +120,6 @@ class Lab:
         self.driver = ctypes.CDLL("libcuda.so.1")
         major, minor = torch.cuda.get_device_capability()
         self.target = f"sm_{major}{minor}"
-        self.multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
 
     def kernels(self, file: str, name: str) -> list[Callable[[tuple[int, int], bytes, int], None]]:
         """The kernel in each folder."""
@@ -155,7 +156,9 @@ class Lab:
                     times.append(begin.elapsed_time(end) / 1e3 / max(turns, 8))
         return found
 
-    def report(self, what: str, runs: list[Callable[[int, int], None]], turns: int, moved_bytes: float, check_output: Any) -> None:
+    def report(
+        self, what: str, runs: list[Callable[[int, int], None]], turns: int, moved_bytes: float, check_output: Any
+    ) -> None:
         """Prints a line a variant."""
         errors = []
         for run in runs:
@@ -211,7 +214,15 @@ def try_gemm(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
         grid = (-(-out_features // features), parts)
 
         def run(turn: int, stream: int) -> None:
-            pointers = (given.data_ptr(), weights[turn].data_ptr(), 0, out.data_ptr(), sums.data_ptr(), arrivals.data_ptr(), panel_bytes)
+            pointers = (
+                given.data_ptr(),
+                weights[turn].data_ptr(),
+                0,
+                out.data_ptr(),
+                sums.data_ptr(),
+                arrivals.data_ptr(),
+                panel_bytes,
+            )
             numbers = (rows, in_features, out_features, in_features, out_features, part_stages, 0)
             kernel(grid, struct.pack("<7Q7If", *pointers, *numbers, 1.0), stream)
 
@@ -237,9 +248,9 @@ def try_gemv(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
 
     def runner(kernel: Any) -> Callable[[int, int], None]:
         def run(turn: int, stream: int) -> None:
-            pointers = (x.data_ptr(), weights[turn].data_ptr(), 0, out.data_ptr(), in_features * element)
-            args = struct.pack("<5Q6IfI", *pointers, rows, in_features, out_features, in_features, out_features, 0, 1.0, 0)
-            kernel((-(-out_features // 4), 1), args, stream)
+            target = struct.pack("<3Q4I", weights[turn].data_ptr(), 0, out.data_ptr(), out_features, out_features, 0, 0)
+            rest = struct.pack("<Q4IfI", in_features * element, rows, in_features, in_features, 0, 1.0, 0)
+            kernel((-(-out_features // 4), 1), struct.pack("<Q", x.data_ptr()) + target + NO_TARGET * 2 + rest, stream)
 
         return run
 
@@ -300,12 +311,6 @@ class Requests:
         return found[:, : self.context].double()
 
 
-def about(folder: Path) -> dict[str, int]:
-    """How its attention_* differs."""
-    file = folder / "lab.json"
-    return json.loads(file.read_text()) if file.is_file() else {}
-
-
 def try_parts(lab: Lab, name: str, requests: Requests, kernels: list[tuple[Any, Any]], part_keys: int) -> None:
     """Cuts the requests, runs the kernels and the merge of the parts."""
     torch, batch, context = lab.torch, requests.batch, requests.context
@@ -315,35 +320,29 @@ def try_parts(lab: Lab, name: str, requests: Requests, kernels: list[tuple[Any, 
         for part in range(parts):
             end = min(context, (part + 1) * part_keys)
             place = request * parts + part if parts > 1 else -1
-            works.append((request, request, 1, part * part_keys, end, place, request * parts, parts))
+            works.append((request, request, 1, part * part_keys, end, place))
         merges.append((request, request * parts, parts, 1))
     work = torch.tensor(works, dtype=torch.int32, device="cuda")
-    plain_work = work[:, :6].contiguous()
     merge = torch.tensor(merges, dtype=torch.int32, device="cuda")
     num_heads, num_kv_heads, head_dim = requests.num_heads, requests.num_kv_heads, requests.head_dim
     part_out = torch.empty(batch * parts, num_heads, head_dim, device="cuda")
     part_lse = torch.empty(batch * parts, num_heads, device="cuda")
-    arrivals = torch.zeros(batch * parts, num_kv_heads, dtype=torch.int32, device="cuda")
 
-    def runner(kernel: Any, merger: Any, differs: dict[str, int]) -> Callable[[int, int], None]:
-        fused, units = differs.get("fused_merge"), len(works) * num_kv_heads
-        resident = min(units, differs.get("resident_ctas", 0) * lab.multiprocessors)
-        grid = (resident, 1) if resident else (len(works), num_kv_heads)
-
+    def runner(kernel: Any, merger: Any) -> Callable[[int, int], None]:
         def run(turn: int, stream: int) -> None:
             k, v = requests.caches[turn]
             pointers = (requests.q, requests.out, part_out, part_lse, k, v, requests.tables, requests.positions)
-            addresses = [*(tensor.data_ptr() for tensor in pointers), 0, (work if fused else plain_work).data_ptr(), 0]
-            addresses += [arrivals.data_ptr()] if fused else []
+            addresses = [*(tensor.data_ptr() for tensor in pointers), 0, work.data_ptr(), 0]
             scales_offset = num_kv_heads * requests.block_size * head_dim
             sizes = (requests.block_bytes, scales_offset if requests.is_coded else requests.block_bytes)
             numbers = (requests.max_blocks, requests.block_size, num_heads, num_kv_heads, num_heads * head_dim, 0, 0)
-            rest = (head_dim**-0.5, 0.0, head_dim, 0, len(works))
-            args = struct.pack(f"<{len(addresses)}Q2Q7I2f3I", *addresses, *sizes, *numbers, *rest)
-            kernel(grid, args + bytes(-len(args) % 8), stream)
-            if parts > 1 and not fused:
+            rest = (head_dim**-0.5, 0.0, head_dim, 0, 0)
+            args = struct.pack("<11Q2Q7I2f3I", *addresses, *sizes, *numbers, *rest)
+            kernel((len(works) * num_kv_heads, 1), args + bytes(-len(args) % 8), stream)
+            if parts > 1:
                 merged = (part_out.data_ptr(), part_lse.data_ptr(), merge.data_ptr(), 0, requests.out.data_ptr())
-                merger((batch, num_heads), struct.pack("<5Q4I", *merged, num_heads, head_dim, 0, 0), stream)
+                grid = (batch, -(-num_heads // MERGED_HEADS))
+                merger(grid, struct.pack("<5Q4I", *merged, num_heads, head_dim, 0, 0), stream)
 
         return run
 
@@ -352,7 +351,7 @@ def try_parts(lab: Lab, name: str, requests: Requests, kernels: list[tuple[Any, 
         requests.out.fill_(float("nan"))
         return difference
 
-    runs = [runner(*pair, about(folder)) for pair, folder in zip(kernels, lab.folders, strict=True)]
+    runs = [runner(*pair) for pair in kernels]
     what = f"{name} {batch} x {context}, {num_heads}/{num_kv_heads}, {parts} x {part_keys}"
     moved = requests.kv_bytes + 8.0 * batch * num_heads * head_dim
     lab.report(what, runs, len(requests.caches), moved, error)
