@@ -14,7 +14,7 @@ constexpr unsigned AT_ONCE = 16;
 }  // namespace
 
 // The merges come from the host, not from a kernel before.
-WEIGHT_KERNEL(attention_merge, AttentionMergeArgs, WARPS * 32, 0, 1) {
+WEIGHT_KERNEL(attention_merge, AttentionMergeArgs, WARPS * 32, 0, 3) {
     const AttentionMerge merge = args.merges[blockIdx.x];
     wait_for_inputs();
     const unsigned lane = threadIdx.x % 32, head = blockIdx.y * WARPS + threadIdx.x / 32;

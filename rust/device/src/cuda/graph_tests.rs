@@ -224,7 +224,7 @@ fn recordings_with_buffers_that_are_gone_are_made_anew() {
     // Block tables of more than 1 MB.
     assert!(layer.run(&decodes(&[6; 200])));
     layer.events();
-    assert!(layer.run(&decodes(&[11_000; 200])));
+    assert!(layer.run(&decodes(&[70_000; 60])));
     assert_eq!(layer.recording.recorded().len(), 1, "those of other sizes knew the smaller buffer");
 }
 
