@@ -138,6 +138,7 @@ gpu-bundle: wheel gpu-tests ## one folder, build/gpu-bundle, for a machine with 
 	cp --parents -r $(BUNDLED) $(BUNDLE)
 	cp tests/gpu/run.py build/gpu-tests $(BUNDLE)
 	strip $(BUNDLE)/gpu-tests
+	xz -9 $(BUNDLE)/gpu-tests
 	find $(BUNDLE) -name __pycache__ -prune -exec rm -r {} +
 	du -sh $(BUNDLE)
 	test $$(stat -c %s $(BUNDLE)/wheels/mistral_paged-*.whl) -lt 30000000

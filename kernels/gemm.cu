@@ -255,7 +255,7 @@ struct Copier {
                     if (lane + first >= BLOCK_PIECES) skip = (Format::STAGE_BLOCKS - 1 - warp) * Format::BLOCK_BYTES;
                 }
                 const bool is_inside = first + 32 <= PIECES || lane + first < PIECES;
-                if (is_inside) copy16_once(place + first * 16, from + (first * 16 + skip));
+                if (is_inside) copy16_async(place + first * 16, from + (first * 16 + skip), true, read_once_policy());
             }
             at += STEP;
         }
@@ -387,9 +387,4 @@ __device__ void gemm(const GemmArgs& args) {
     GEMM(NAME, FORMAT, 8)     \
     GEMM(NAME, FORMAT, 16)    \
     GEMM(NAME, FORMAT, 32)
-#ifndef LAB_FORMATS
 EACH_PACKED_FORMAT(GEMM_OF)
-#else
-GEMM_OF(q4_k, packed::Q4_K)
-GEMM_OF(q6_k, packed::Q6_K)
-#endif

@@ -101,7 +101,8 @@ __device__ __forceinline__ void load8(weights::Float16Bits<T>, const uint8_t* ro
 template <class Format, int ROWS>
 __device__ void multiply_floats(const GemvArgs& args, const Share& share, Sums<ROWS>& sums) {
     const unsigned first = threadIdx.x * 8;
-    if (first < args.in_features) {
+    constexpr unsigned THREADS_OF_LINE = 128 * Format::LEN / Format::BYTES / 8;
+    if (threadIdx.x % THREADS_OF_LINE == 0 && first < args.in_features) {
 #pragma unroll
         for (unsigned f = 0; f < FEATURES; f++) prefetch(share.row(args, f) + size_t(first) * Format::BYTES / Format::LEN);
     }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import lzma
 import os
 import shutil
 import signal
@@ -72,15 +73,18 @@ def test_steps(device: str) -> Iterator[Step]:
     libraries = os.pathsep.join([*map(str, library_folders()), os.environ.get("LD_LIBRARY_PATH", "")]).strip(os.pathsep)
     environment = {"LD_LIBRARY_PATH": libraries} if libraries else {}
     kernels = [str(HERE / "gpu-tests"), "--test-threads", "1"]
-    pytest = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", str(HERE / "tests" / "gpu"), "--device", device]
+    # Plugins that the machine has, such as pytest-benchmark, may warn, and our tests take warnings for errors.
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    options = ["-v", "-p", "pytest_timeout", "-p", "no:cacheprovider"]
+    pytest = [sys.executable, "-m", "pytest", *options, str(HERE / "tests" / "gpu"), "--device", device]
     yield Step("doctor", [sys.executable, "-m", "mistral_paged", "doctor"], 30)
     yield Step("kernels", kernels, 150, on_cpu, environment)
     for tool in ("memcheck", "racecheck"):
         found = sanitizer()
         why_not = on_cpu or ("" if found else "compute-sanitizer is not installed")
         yield Step(tool, [found or "", "--tool", tool, "--error-exitcode", "1", *kernels, *SANITIZED], 75, why_not, environment)
-    yield Step("goldens", [*pytest, "-k", "goldens"], 90)
-    yield Step("exactness", [*pytest, "-k", "not goldens and not real_models"], 120)
+    yield Step("goldens", [*pytest, "-k", "goldens"], 90, environment=alone)
+    yield Step("exactness", [*pytest, "-k", "not goldens and not real_models"], 120, environment=alone)
 
 
 def bench_steps(device: str, results: Path) -> Iterator[Step]:
@@ -122,8 +126,12 @@ def last_lines(path: Path, count: int) -> list[str]:
     return path.read_text(errors="replace").splitlines()[-count:] if path.is_file() else []
 
 
-def unpack_wheels(place: Path) -> None:
-    """The packages of the bundle, without pip: they are pure Python, or of one file of machine code."""
+def unpack(place: Path) -> None:
+    """The packages of the bundle, without pip: they are pure Python, or of one file of machine code. And the tests of kernels."""
+    packed, tests = HERE / "gpu-tests.xz", HERE / "gpu-tests"
+    if packed.is_file() and not tests.is_file():
+        tests.write_bytes(lzma.decompress(packed.read_bytes()))
+        tests.chmod(0o755)
     if not place.is_dir():
         for wheel in sorted((HERE / "wheels").glob("*.whl")):
             with zipfile.ZipFile(wheel) as files:
@@ -144,7 +152,7 @@ def main() -> int:
     results = options.output.resolve()
     results.mkdir(parents=True, exist_ok=True)
     packages = results / "packages"
-    unpack_wheels(packages)
+    unpack(packages)
     # Before what this Python has, PyTorch among it.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH")]))
     made = test_steps(options.device) if options.call == "tests" else bench_steps(options.device, results)

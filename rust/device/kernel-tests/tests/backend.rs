@@ -13,10 +13,14 @@ const CLOSE: [f32; 2] = [2e-5, 2e-5];
 
 /// What a phase gives on both backends, the plain one first.
 fn both(run: impl Fn(&dyn Backend) -> Vec<f32>, what: &str) {
+    both_within(CLOSE, run, what);
+}
+
+fn both_within(close: [f32; 2], run: impl Fn(&dyn Backend) -> Vec<f32>, what: &str) {
     let cuda = CudaBackend::new(driver(Order::Ascending)).unwrap();
     let (expected, actual) = (run(&ReferenceBackend::new()), run(&cuda));
     assert!(expected.iter().any(|x| *x != 0.0), "{what}: all zeros");
-    assert_close(&actual, &expected, CLOSE, what);
+    assert_close(&actual, &expected, close, what);
 }
 
 fn floats(rng: &mut Rng, n: usize) -> Vec<f32> {
@@ -152,7 +156,17 @@ fn feed_forward_halves_with_and_without_gates_and_biases() {
                 backend.gate_up(args, &StepMetadata::default());
                 fetched(backend, out)
             };
-            both(run, &format!("{activation:?}, gated {gated}, {:?}, biases {has_biases}", norm.kind));
+            // What one half is off by is multiplied by the other, which has such values.
+            let largest = |weight: &WeightView| {
+                let plain: &dyn Backend = &ReferenceBackend::new();
+                let linear = linear(plain, weight, has_biases.then(|| biases[1].clone()));
+                let (x, mut out) = (tensor(plain, &x, HIDDEN), plain.alloc(rows, 104).unwrap());
+                let projection = Projection { linear: &linear, out: &mut out };
+                plain.norm_linear(&x, Some(&norm), &mut [projection], &StepMetadata::default());
+                fetched(plain, out).iter().fold(1.0_f32, |largest, x| largest.max(x.abs()))
+            };
+            let close = if gated { [CLOSE[0] * largest(&up), CLOSE[1]] } else { CLOSE };
+            both_within(close, run, &format!("{activation:?}, gated {gated}, {:?}, biases {has_biases}", norm.kind));
         }
     }
 }
