@@ -12,7 +12,12 @@ use pyo3::{
     types::{PyBytes, PyTuple, PyType},
 };
 
-use crate::{answer_json, exceptions::{InternalError, raise}, fields::record, sequence::Sequence};
+use crate::{
+    answer_json,
+    exceptions::{InternalError, raise},
+    fields::record,
+    sequence::Sequence,
+};
 
 record! {
     /// A complete chat answer. `adapter_generation` is that of the adapter it ran with, None where it ran with none.

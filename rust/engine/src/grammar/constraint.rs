@@ -26,7 +26,16 @@ pub struct Constraint {
 impl Constraint {
     pub(super) fn new(matcher: Matcher, spellings: &Arc<Spellings>, may_have_specials: bool, vocab_size: usize) -> Self {
         let spellings = Arc::clone(spellings);
-        Self { matcher, spellings, may_have_specials, vocab_size, mask: Vec::new(), num_tokens: 0, ended_after: None, fault: None }
+        Self {
+            matcher,
+            spellings,
+            may_have_specials,
+            vocab_size,
+            mask: Vec::new(),
+            num_tokens: 0,
+            ended_after: None,
+            fault: None,
+        }
     }
 
     /// Takes the token if it may come next, else false. Behind the end any may.

@@ -251,6 +251,8 @@ fn a_grammar_that_becomes_too_complex_says_so() {
     let mut constraint = begun(&tokenizer, &ambiguous());
     let id = tokenizer.encode("a", false).unwrap()[0];
     let error = (0..1000).find_map(|_| constraint.take(id).err()).expect("an end");
-    assert!(matches!(&error, EngineError::Grammar { fault: GrammarFault::TooComplex, message } if message.contains("too complex")));
+    assert!(
+        matches!(&error, EngineError::Grammar { fault: GrammarFault::TooComplex, message } if message.contains("too complex"))
+    );
     assert_eq!(constraint.fault(), Some(GrammarFault::TooComplex));
 }
