@@ -171,7 +171,7 @@ pub fn small() -> EngineConfig {
 pub fn answered(completion: &Completion) -> Outcome {
     match completion.failure() {
         None => Ok("answered".into()),
-        Some(why) if why.contains("are damaged") => Ok("ended for a logit that is no number".into()),
+        Some(why) if why.to_string().contains("are damaged") => Ok("ended for a logit that is no number".into()),
         Some(why) => Err(format!("a request ended: {why}")),
     }
 }
