@@ -128,6 +128,14 @@ __device__ __forceinline__ void copy16_async(void* shared, const void* global, b
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid ? 16 : 0)
                  : "memory");
 }
+// The same of what is read once: L2 gives it up first.
+__device__ __forceinline__ void copy16_once(void* shared, const void* global, bool valid) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)),
+                 "l"(global), "r"(valid ? 16 : 0), "l"(policy)
+                 : "memory");
+}
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int GROUPS_LEFT>
 __device__ __forceinline__ void copy_wait() {
@@ -166,6 +174,7 @@ MULTIPLY_TILES(bf16, "bf16")
 
 // A value that another CTA wrote before it fenced, past the L1 cache.
 __device__ __forceinline__ float load_of_other_cta(const float* at) { return __ldcg(at); }
+__device__ __forceinline__ float4 load_of_other_cta(const float4* at) { return __ldcg(at); }
 #endif
 
 // What several kernels need.
@@ -177,6 +186,9 @@ template <class T>
 __device__ __forceinline__ void multiply_tiles(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     multiply_tiles<T>(sums, sums, a, b0, b1);
 }
+
+// What f16 does not reach becomes its largest.
+__device__ __forceinline__ float within_f16(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll

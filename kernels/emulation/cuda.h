@@ -136,6 +136,7 @@ inline T atomicAdd(T* at, T value) {
 // CTAs come one after the other.
 inline void __threadfence() {}
 inline float load_of_other_cta(const float* at) { return *at; }
+inline float4 load_of_other_cta(const float4* at) { return *at; }
 
 // Types.
 
@@ -195,6 +196,7 @@ inline void wait_for_inputs() {}
 inline void prefetch(const void* global) { static_cast<void>(*static_cast<const volatile unsigned char*>(global)); }
 
 inline void copy16_async(void* shared, const void* global, bool valid) { emulation::copy_async(shared, global, 16, valid ? 16 : 0); }
+inline void copy16_once(void* shared, const void* global, bool valid) { copy16_async(shared, global, valid); }
 inline void copy_commit() { emulation::commit_copies(); }
 template <int GROUPS_LEFT>
 inline void copy_wait() {
