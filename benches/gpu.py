@@ -79,31 +79,36 @@ def decode(runner: Runner, batch: int, new: int) -> float:
 
 
 def measure_model(log: Log, device: str, config: dict[str, int], batches: list[int], new: int = NEW) -> None:
-    """A llama of random weights, without and with CUDA graphs."""
+    """A llama of random weights of each format, with CUDA graphs, and for some batches without."""
     folder = gpu_model.roomy_folder(gpu_plan.weight_bytes(config))
     try:
         gpu_model.write(folder, config)
-        for graphs in (False, True):
-            try:
-                measure_runner(log, (device, folder, graphs), config, batches, new)
-            except MistralPagedError as error:
-                fail(log, error, graphs=graphs)
+        for form in gpu_plan.MODEL_FORMATS:
+            for graphs in (True, False):
+                chosen = batches if graphs else [batch for batch in batches if batch in gpu_plan.EAGER_BATCHES]
+                try:
+                    measure_runner(log, (device, folder, form, graphs), config, chosen, new)
+                except MistralPagedError as error:
+                    fail(log, error, format=form, graphs=graphs)
     finally:
         shutil.rmtree(folder)
 
 
-def measure_runner(log: Log, where: tuple[str, Path, bool], config: dict[str, int], batches: list[int], new: int) -> None:
+def measure_runner(log: Log, where: tuple[str, Path, str, bool], config: dict[str, int], batches: list[int], new: int) -> None:
     """Each number of requests at once."""
-    device, folder, graphs = where
+    device, folder, form, graphs = where
     tokens = max(batches) * (PROMPT + new + 64)
     options: dict[str, Any] = {"device": device, "cuda_graphs": graphs, "prefix_cache_n": 0}
+    options["in_situ_quant"] = gpu_plan.MODEL_FORMATS[form]
     which = Which.Plain(str(folder), dtype=ModelDType.BF16)
     runner = Runner(which=which, max_seqs=max(batches), pa_ctxt_len=tokens, **options)
     for batch in batches:
         decode(runner, batch, 8)
         speeds = [decode(runner, batch, new) for _ in range(2)]
         context = PROMPT + new / 2
-        log.write(record="model", graphs=graphs, batch=batch, context=context, tokens_per_second=speeds, config=config)
+        entry = {"format": form, "graphs": graphs, "batch": batch, "context": context}
+        log.write(record="model", **entry, tokens_per_second=speeds, config=config)
+        print(f"{entry}: {max(speeds):,.0f} tokens/s", flush=True)
 
 
 def main() -> None:

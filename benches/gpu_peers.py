@@ -116,7 +116,9 @@ class FlashInfer:
         shape = (count, 2, KV_HEADS, work["block_size"], work["head_dim"])
         caches = [torch.randn(*shape, dtype=dtype, device=self.device) for _ in range(turns(kv_bytes(work)))]
         workspace = torch.empty(128 << 20, dtype=torch.uint8, device=self.device)
-        wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND")
+        # What its documentation advises for several queries a KV head.
+        tensor_cores = work["queries_per_kv"] >= 4
+        wrapper = self.flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND", use_tensor_cores=tensor_cores)
         integers = {"dtype": torch.int32, "device": self.device}
         wrapper.plan(
             torch.arange(0, count + 1, pages, **integers),

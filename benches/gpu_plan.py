@@ -109,8 +109,14 @@ def weight_bytes(config: dict[str, int]) -> int:
     return 2 * (config["num_hidden_layers"] * layer + hidden * config["vocab_size"])
 
 
-def step_bytes(config: dict[str, int], batch: int, context: float) -> float:
-    """Bytes that a step of so many requests reads, keys and values of bf16 included."""
+EAGER_BATCHES = [1, 32]
+"""Those that are measured without graphs too."""
+MODEL_FORMATS = {"BF16": None, "Q4_K": "Q4K"}
+"""Of the model's weights, and what Runner is told to make of bf16."""
+
+
+def step_bytes(config: dict[str, int], batch: int, context: float, form: str = "BF16") -> float:
+    """Bytes that a step of so many requests reads of weights in a format, keys and values of bf16 included."""
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     kv = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * 2
-    return weight_bytes(config) + batch * context * kv
+    return weight_bytes(config) * WEIGHT_BYTES[form] / WEIGHT_BYTES["BF16"] + batch * context * kv

@@ -3,11 +3,11 @@
     python3 benches/kernel_lab.py gemm_q4_k_r8 --rows 1 --shape 14336,4096
     cp -r kernels /tmp/edited; edit /tmp/edited/gemm.cu
     python3 benches/kernel_lab.py gemm_q4_k_r8 --kernels kernels /tmp/edited
-    python3 benches/kernel_lab.py attention_bf16_d128 --batch 32 --context 4096
+    python3 benches/kernel_lab.py attention_bf16_d128 --requests 32,4096 1,512 --part-keys 128 256
 
-Kernels are gemm_* of packed formats, gemv_* of floats, and attention_* of f16 and bf16. Several folders are timed in turns, and the table has the
-medians. Needs PyTorch, the driver, and nvcc on the PATH or in CUDA_HOME; a folder with NAME.cubin, such as gemm.cubin, compiled
-with -DKERNEL_LAB needs no nvcc.
+Kernels are gemm_* of packed formats, gemv_* of floats, and attention_* of f16, bf16 and i8. Several folders are timed in turns,
+and the table has the medians. Needs PyTorch, the driver, and nvcc on the PATH or in CUDA_HOME; a folder with NAME.cubin, such as
+gemm.cubin, compiled with -DKERNEL_LAB needs no nvcc.
 """
 
 from __future__ import annotations
@@ -44,8 +44,12 @@ STAGE_COLUMNS = {"q8_0": 128}
 BLOCK_BYTES = {"q4_0": 1152, "q4_1": 1280, "q8_0": 2176, "q4_k": 1152, "q5_k": 1408, "q6_k": 1664}
 SUPER_BYTES = {"q4_k": 256, "q5_k": 256, "q6_k": 128}
 """Of packed.cuh: 64 features x 32 columns, and behind a stage."""
-MIN_PART_KEYS, MAX_PARTS, KEY_TILE = 256, 16, 64
+NO_TARGET = struct.pack("<3Q4I", 0, 0, 0, 0, 0, 0xFFFFFFFF, 0)
+"""Of the three that gemv_* multiplies by."""
+PART_KEYS, MAX_PARTS, KEY_TILE = 512, 64, 64
 """As rust/device/src/cuda/attention_plan.rs cuts keys."""
+MERGED_HEADS = 4
+"""That a CTA of attention_merge takes."""
 
 
 class LabError(Exception):
@@ -128,14 +132,17 @@ class Lab:
     def seconds(self, runs: list[Callable[[int, int], None]], turns: int) -> list[list[float]]:
         """Of each variant's runs, which take the turn and the stream; variants take turns too."""
         torch = self.torch
-        graphs = []
+        graphs, aside = [], torch.cuda.Stream()
         for run in runs:
             run(0, torch.cuda.current_stream().cuda_stream)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # Not torch.cuda.graph, which may collect garbage each time: that takes longer than the runs.
+            with torch.cuda.stream(aside):
+                graph.capture_begin()
                 for turn in range(max(turns, 8)):
-                    run(turn % turns, torch.cuda.current_stream().cuda_stream)
+                    run(turn % turns, aside.cuda_stream)
+                graph.capture_end()
             graphs.append(graph)
         found: list[list[float]] = [[] for _ in runs]
         for number in range(ROUNDS + 1):
@@ -149,7 +156,9 @@ class Lab:
                     times.append(begin.elapsed_time(end) / 1e3 / max(turns, 8))
         return found
 
-    def report(self, what: str, runs: list[Callable[[int, int], None]], turns: int, moved_bytes: float, check_output: Any) -> None:
+    def report(
+        self, what: str, runs: list[Callable[[int, int], None]], turns: int, moved_bytes: float, check_output: Any
+    ) -> None:
         """Prints a line a variant."""
         errors = []
         for run in runs:
@@ -159,7 +168,7 @@ class Lab:
         for folder, times, error in zip(self.folders, self.seconds(runs, turns), errors, strict=True):
             median = statistics.median(times)
             rate = f"{moved_bytes / median / 1e9:7.0f} GB/s"
-            print(f"{what:<44}{folder.name:<16}{median * 1e6:9.2f} us {rate}  error {error:.1e}", flush=True)
+            print(f"{what:<56}{folder.name:<18}{median * 1e6:9.2f} us {rate}  error {error:.1e}", flush=True)
 
     def difference(self, got: Any, want: Any) -> float:
         """Norm of the difference over that of what is right."""
@@ -207,7 +216,15 @@ def try_gemm(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
         grid = (-(-out_features // features), parts)
 
         def run(turn: int, stream: int) -> None:
-            pointers = (given.data_ptr(), weights[turn].data_ptr(), 0, out.data_ptr(), sums.data_ptr(), arrivals.data_ptr(), panel_bytes)
+            pointers = (
+                given.data_ptr(),
+                weights[turn].data_ptr(),
+                0,
+                out.data_ptr(),
+                sums.data_ptr(),
+                arrivals.data_ptr(),
+                panel_bytes,
+            )
             numbers = (rows, in_features, out_features, in_features, out_features, part_stages, 0)
             kernel(grid, struct.pack("<7Q7If", *pointers, *numbers, 1.0), stream)
 
@@ -233,9 +250,9 @@ def try_gemv(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
 
     def runner(kernel: Any) -> Callable[[int, int], None]:
         def run(turn: int, stream: int) -> None:
-            pointers = (x.data_ptr(), weights[turn].data_ptr(), 0, out.data_ptr(), in_features * element)
-            args = struct.pack("<5Q6IfI", *pointers, rows, in_features, out_features, in_features, out_features, 0, 1.0, 0)
-            kernel((-(-out_features // 4), 1), args, stream)
+            target = struct.pack("<3Q4I", weights[turn].data_ptr(), 0, out.data_ptr(), out_features, out_features, 0, 0)
+            rest = struct.pack("<Q4IfI", in_features * element, rows, in_features, in_features, 0, 1.0, 0)
+            kernel((-(-out_features // 4), 1), struct.pack("<Q", x.data_ptr()) + target + NO_TARGET * 2 + rest, stream)
 
         return run
 
@@ -244,60 +261,113 @@ def try_gemv(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
     lab.report(f"{name} {rows} x {out_features} x {in_features}", runs, turns, moved, lambda: lab.difference(out, want))
 
 
-def try_attention(lab: Lab, name: str, batch: int, context: int, heads: tuple[int, int], block_size: int) -> None:
-    """Requests that decode one row each, and the merge of their parts."""
-    torch, (num_heads, num_kv_heads) = lab.torch, heads
-    found = re.fullmatch(r"attention_(f16|bf16)_d(\d+)", name)
-    if found is None:
-        raise LabError(f"{name}: of attention_*, only f16 and bf16 can be tried here")
-    dtype, head_dim = (torch.float16 if found[1] == "f16" else torch.bfloat16), int(found[2])
-    max_blocks = -(-context // block_size)
-    plane = (1 + batch * max_blocks, num_kv_heads, block_size, head_dim)
-    kv_bytes = 2 * 2 * batch * context * num_kv_heads * head_dim
-    turns = max(1, min(MAX_TURNS, TURN_BYTES // kv_bytes + 1))
-    caches = [(lab.random(*plane, dtype=dtype), lab.random(*plane, dtype=dtype)) for _ in range(turns)]
-    tables = (1 + torch.randperm(batch * max_blocks, device="cuda")).to(torch.int32).view(batch, max_blocks)
-    q = lab.random(batch, num_heads * head_dim)
-    out = torch.empty(batch, num_heads * head_dim, device="cuda")
-    positions = torch.full((batch,), context - 1, dtype=torch.int32, device="cuda")
-    part_keys = -(-max(-(-context // MAX_PARTS), MIN_PART_KEYS) // KEY_TILE) * KEY_TILE
+class Requests:
+    """Requests that decode one row each: the cache, and what comes out."""
+
+    def __init__(self, lab: Lab, name: str, sizes: tuple[int, int], options: argparse.Namespace) -> None:
+        torch, (self.batch, self.context) = lab.torch, sizes
+        self.num_heads, self.num_kv_heads = options.heads
+        self.block_size = options.block_size
+        found = re.fullmatch(r"attention_(f16|bf16|i8)_d(\d+)", name)
+        if found is None:
+            raise LabError(f"{name}: of attention_*, only f16, bf16 and i8 can be tried here")
+        self.head_dim, self.is_coded = int(found[2]), found[1] == "i8"
+        self.dtype = torch.float16 if found[1] == "f16" else torch.bfloat16
+        self.vector_bytes = self.head_dim + 2 if self.is_coded else 2 * self.head_dim
+        self.block_bytes = self.num_kv_heads * self.block_size * self.vector_bytes
+        self.max_blocks = -(-self.context // self.block_size)
+        self.kv_bytes = 2 * self.batch * self.context * self.num_kv_heads * self.vector_bytes
+        turns = max(1, min(MAX_TURNS, TURN_BYTES // self.kv_bytes + 1))
+        self.caches = [(self.plane(lab), self.plane(lab)) for _ in range(turns)]
+        blocks = self.batch * self.max_blocks
+        order = torch.arange(blocks, device="cuda") if options.tables == "in-order" else torch.randperm(blocks, device="cuda")
+        self.tables = (1 + order).to(torch.int32).view(self.batch, self.max_blocks)
+        self.q = lab.random(self.batch, self.num_heads * self.head_dim)
+        self.out = torch.empty(self.batch, self.num_heads * self.head_dim, device="cuda")
+        self.positions = torch.full((self.batch,), self.context - 1, dtype=torch.int32, device="cuda")
+        keys, values = (self.vectors(torch, side) for side in self.caches[0])
+        queries = self.q.to(self.dtype).double().view(self.batch, self.num_kv_heads, -1, self.head_dim)
+        weights = torch.einsum("bhgd,bthd->bhgt", queries, keys).mul(self.head_dim**-0.5).softmax(-1)
+        self.want = torch.einsum("bhgt,bthd->bhgd", weights, values).reshape(self.batch, -1)
+
+    def plane(self, lab: Lab) -> Any:
+        """Bytes of all blocks: vectors [num_kv_heads, block_size, head_dim]; behind codes, scales [num_kv_heads, block_size]."""
+        torch, blocks = lab.torch, 1 + self.batch * self.max_blocks
+        vectors = (blocks, self.num_kv_heads * self.block_size * self.head_dim)
+        if not self.is_coded:
+            return lab.random(*vectors, dtype=self.dtype).view(torch.uint8)
+        codes = torch.randint(-127, 128, vectors, dtype=torch.int8, device="cuda").view(torch.uint8)
+        scales = torch.rand(blocks, self.num_kv_heads * self.block_size, device="cuda").add(1).div(100).to(torch.bfloat16)
+        return torch.cat([codes, scales.view(torch.uint8)], dim=1)
+
+    def vectors(self, torch: Any, plane: Any) -> Any:
+        """Those of the requests [batch, context, num_kv_heads, head_dim], in f64."""
+        shape = (-1, self.num_kv_heads, self.block_size, self.head_dim)
+        if self.is_coded:
+            split = self.num_kv_heads * self.block_size * self.head_dim
+            codes, scales = plane[:, :split].contiguous().view(torch.int8), plane[:, split:].contiguous().view(torch.bfloat16)
+            found = codes.view(shape).double() * scales.double().view(*shape[:3], 1)
+        else:
+            found = plane.view(self.dtype).view(shape)
+        found = found[self.tables.long()].transpose(2, 3).reshape(self.batch, -1, self.num_kv_heads, self.head_dim)
+        return found[:, : self.context].double()
+
+
+def try_parts(lab: Lab, name: str, requests: Requests, kernels: list[tuple[Any, Any]], part_keys: int) -> None:
+    """Cuts the requests, runs the kernels and the merge of the parts."""
+    torch, batch, context = lab.torch, requests.batch, requests.context
     parts = -(-context // part_keys)
     works, merges = [], []
     for request in range(batch):
         for part in range(parts):
             end = min(context, (part + 1) * part_keys)
-            works.append((request, request, 1, part * part_keys, end, request * parts + part if parts > 1 else -1))
+            place = request * parts + part if parts > 1 else -1
+            works.append((request, request, 1, part * part_keys, end, place))
         merges.append((request, request * parts, parts, 1))
     work = torch.tensor(works, dtype=torch.int32, device="cuda")
     merge = torch.tensor(merges, dtype=torch.int32, device="cuda")
+    num_heads, num_kv_heads, head_dim = requests.num_heads, requests.num_kv_heads, requests.head_dim
     part_out = torch.empty(batch * parts, num_heads, head_dim, device="cuda")
     part_lse = torch.empty(batch * parts, num_heads, device="cuda")
-    scale = head_dim**-0.5
-
-    keys, values = (side[tables.long()].transpose(2, 3).reshape(batch, -1, num_kv_heads, head_dim)[:, :context] for side in caches[0])
-    queries = q.to(dtype).double().view(batch, num_kv_heads, -1, head_dim)
-    weights = torch.einsum("bhgd,bthd->bhgt", queries, keys.double()).mul(scale).softmax(-1)
-    want = torch.einsum("bhgt,bthd->bhgd", weights, values.double()).reshape(batch, -1)
 
     def runner(kernel: Any, merger: Any) -> Callable[[int, int], None]:
         def run(turn: int, stream: int) -> None:
-            k, v = caches[turn]
-            pointers = (q, out, part_out, part_lse, k, v, tables, positions)
+            k, v = requests.caches[turn]
+            pointers = (requests.q, requests.out, part_out, part_lse, k, v, requests.tables, requests.positions)
             addresses = [*(tensor.data_ptr() for tensor in pointers), 0, work.data_ptr(), 0]
-            block_bytes = num_kv_heads * block_size * head_dim * 2
-            numbers = (max_blocks, block_size, num_heads, num_kv_heads, num_heads * head_dim, 0, 0)
-            args = struct.pack("<11Q2Q7I2f3I", *addresses, block_bytes, block_bytes, *numbers, scale, 0.0, head_dim, 0, 0)
-            kernel((len(works), num_kv_heads), args + bytes(-len(args) % 8), stream)
+            scales_offset = num_kv_heads * requests.block_size * head_dim
+            sizes = (requests.block_bytes, scales_offset if requests.is_coded else requests.block_bytes)
+            numbers = (requests.max_blocks, requests.block_size, num_heads, num_kv_heads, num_heads * head_dim, 0, 0)
+            rest = (head_dim**-0.5, 0.0, head_dim, 0, 0)
+            args = struct.pack("<11Q2Q7I2f3I", *addresses, *sizes, *numbers, *rest)
+            kernel((len(works) * num_kv_heads, 1), args + bytes(-len(args) % 8), stream)
             if parts > 1:
-                merged = (part_out.data_ptr(), part_lse.data_ptr(), merge.data_ptr(), 0, out.data_ptr())
-                merger((batch, num_heads), struct.pack("<5Q4I", *merged, num_heads, head_dim, 0, 0), stream)
+                merged = (part_out.data_ptr(), part_lse.data_ptr(), merge.data_ptr(), 0, requests.out.data_ptr())
+                grid = (batch, -(-num_heads // MERGED_HEADS))
+                merger(grid, struct.pack("<5Q4I", *merged, num_heads, head_dim, 0, 0), stream)
 
         return run
 
-    mergers = lab.kernels("attention_merge", "attention_merge")
-    runs = [runner(*pair) for pair in zip(lab.kernels("attention", name), mergers, strict=True)]
-    what = f"{name} {batch} x {context}, {num_heads}/{num_kv_heads}"
-    lab.report(what, runs, turns, kv_bytes + 8.0 * batch * num_heads * head_dim, lambda: lab.difference(out, want))
+    def error() -> float:
+        difference = lab.difference(requests.out, requests.want)
+        requests.out.fill_(float("nan"))
+        return difference
+
+    runs = [runner(*pair) for pair in kernels]
+    what = f"{name} {batch} x {context}, {num_heads}/{num_kv_heads}, {parts} x {part_keys}"
+    moved = requests.kv_bytes + 8.0 * batch * num_heads * head_dim
+    lab.report(what, runs, len(requests.caches), moved, error)
+
+
+def try_attention(lab: Lab, name: str, options: argparse.Namespace) -> None:
+    """Every size of a batch, in parts of every size."""
+    kernels = list(zip(lab.kernels("attention", name), lab.kernels("attention_merge", "attention_merge"), strict=True))
+    for sizes in options.requests:
+        requests = Requests(lab, name, sizes, options)
+        least = -(-requests.context // options.max_parts)
+        cuts = {min(-(-max(least, keys) // KEY_TILE) * KEY_TILE, requests.context) for keys in options.part_keys}
+        for part_keys in sorted(cuts):
+            try_parts(lab, name, requests, kernels, part_keys)
 
 
 def pair(text: str) -> tuple[int, int]:
@@ -313,8 +383,11 @@ def main() -> None:
     parser.add_argument("--kernels", type=Path, nargs="+", default=[HERE.parent / "kernels"], help="folders of sources or cubins")
     parser.add_argument("--rows", type=int, nargs="+", default=[1], help="of gemm_* and gemv_*")
     parser.add_argument("--shape", type=pair, default=(14336, 4096), metavar="OUT,IN", help="of the weight (14336,4096)")
-    parser.add_argument("--batch", type=int, default=32, help="requests, of attention_*")
-    parser.add_argument("--context", type=int, default=4096, help="tokens that each sees")
+    sizes = parser.add_argument("--requests", type=pair, nargs="+", default=[(32, 4096)], metavar="BATCH,CONTEXT")
+    sizes.help = "of attention_*: how many, and tokens that each sees (32,4096)"
+    parser.add_argument("--part-keys", type=int, nargs="+", default=[PART_KEYS], help="keys of a part at least (%(default)s)")
+    parser.add_argument("--max-parts", type=int, default=MAX_PARTS, help="parts of a request at most (%(default)s)")
+    parser.add_argument("--tables", choices=["random", "in-order"], default="random", help="which blocks follow each other")
     parser.add_argument("--heads", type=pair, default=(64, 8), metavar="Q,KV", help="query heads and KV heads (64,8)")
     parser.add_argument("--block-size", type=int, default=16, choices=[8, 16, 32], help="tokens of a block")
     options = parser.parse_args()
@@ -327,7 +400,7 @@ def main() -> None:
     lab, name = Lab(torch, [folder.resolve() for folder in options.kernels]), options.kernel
     try:
         if name.startswith("attention_"):
-            try_attention(lab, name, options.batch, options.context, options.heads, options.block_size)
+            try_attention(lab, name, options)
         elif name.startswith(("gemm_", "gemv_")):
             for rows in options.rows:
                 (try_gemm if name.startswith("gemm_") else try_gemv)(lab, name, rows, options.shape)

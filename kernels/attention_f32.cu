@@ -1,6 +1,6 @@
 // Attention in f32 throughout, for caches of f32: one row and KV head a CTA, no tensor cores.
 //
-//   work w, KV head h  ->  CTA (w, h): warp i computes query heads i, i + 4, ... of it
+//   work w, KV head h  ->  CTA w * num_kv_heads + h: warp i computes query heads i, i + 4, ... of it
 //   scores   lane l: key first + l, the whole dot product             weights go to shared memory
 //   values   lane l: columns l, l + 32, ... of all 32 keys
 //
@@ -38,9 +38,9 @@ __device__ float score(const AttentionArgs& args, const Query& query, const floa
 
 KERNEL(attention_f32, AttentionArgs, WARPS * 32, SHARED_BYTES) {
     SHARED_MEMORY(shared);
-    const AttentionWork work = args.work[blockIdx.x];
+    const AttentionWork work = args.work[blockIdx.x / args.num_kv_heads];
     if (work.num_rows == 0) return;
-    const uint32_t head_dim = args.head_dim, queries_per_kv = args.num_heads / args.num_kv_heads, kv_head = blockIdx.y;
+    const uint32_t head_dim = args.head_dim, queries_per_kv = args.num_heads / args.num_kv_heads, kv_head = blockIdx.x % args.num_kv_heads;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Query query;
     query.q = reinterpret_cast<float*>(shared) + warp * MAX_HEAD_DIM;

@@ -48,8 +48,8 @@ __device__ __forceinline__ void let_next_begin() {
 // The bound of one CTA an SM keeps ptxas from spilling registers for the sake of more.
 #define KERNEL(NAME, ARGS, THREADS, SHARED_BYTES) DEFINE_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, 1, wait_for_inputs())
 
-// The same for kernels that read weights before they call `wait_for_inputs` themselves, on every way through them. Their
-// registers leave room for CTAS of them on an SM.
+// The same for kernels that read weights, or lists that the host has copied, before they call `wait_for_inputs` themselves, on
+// every way through them. Their registers leave room for CTAS of them on an SM.
 #define WEIGHT_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, CTAS) DEFINE_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, CTAS, )
 
 #define SHARED_MEMORY(NAME) extern __shared__ __align__(128) unsigned char NAME[]
@@ -128,12 +128,15 @@ __device__ __forceinline__ void copy16_async(void* shared, const void* global, b
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid ? 16 : 0)
                  : "memory");
 }
-// The same of what is read once: L2 gives it up first.
-__device__ __forceinline__ void copy16_once(void* shared, const void* global, bool valid) {
+// For what is read once: it leaves L2 before anything else does.
+__device__ __forceinline__ uint64_t read_once_policy() {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)),
-                 "l"(global), "r"(valid ? 16 : 0), "l"(policy)
+    return policy;
+}
+__device__ __forceinline__ void copy16_async(void* shared, const void* global, bool valid, uint64_t policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(valid ? 16 : 0), "l"(policy)
                  : "memory");
 }
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -221,5 +224,16 @@ __device__ __forceinline__ void store_as(uint32_t type, void* out, size_t index,
         static_cast<f16*>(out)[index] = from_f32<f16>(x);
     } else {
         static_cast<bf16*>(out)[index] = from_f32<bf16>(x);
+    }
+}
+
+// Four that follow each other, the first at a multiple of 4.
+__device__ __forceinline__ void store_four_as(uint32_t type, void* out, size_t index, float4 x) {
+    if (type == ELEMENT_F32) {
+        *reinterpret_cast<float4*>(static_cast<float*>(out) + index) = x;
+    } else if (type == ELEMENT_F16) {
+        *reinterpret_cast<uint2*>(static_cast<f16*>(out) + index) = uint2{pack<f16>(x.x, x.y), pack<f16>(x.z, x.w)};
+    } else {
+        *reinterpret_cast<uint2*>(static_cast<bf16*>(out) + index) = uint2{pack<bf16>(x.x, x.y), pack<bf16>(x.z, x.w)};
     }
 }

@@ -143,7 +143,7 @@ struct Copier {
 #pragma unroll
             for (unsigned i = 0; i < PIECES; i++) {
                 const bool is_there = is_inside && feature + 8 * i < work.target.out_features;
-                copy16_once(slots + slot + i * PIECE_BYTES, from, is_there);
+                copy16_async(slots + slot + i * PIECE_BYTES, from, is_there, read_once_policy());
                 from += 8 * work.args.row_bytes;
             }
             left--;

@@ -20,6 +20,7 @@ from mistral_paged import (
     CompletionRequest,
     CompletionResponse,
     InternalError,
+    InvalidArgumentError,
     Runner,
     Which,
 )
@@ -113,6 +114,25 @@ def test_http_says_so(tmp_path: Path) -> None:
         frames = server.events("/v1/chat/completions", body)
         assert any("is NaN" in frame and "error" in json.loads(frame) for frame in frames if frame != "[DONE]")
         assert server.complete(prompt=[5, 6]).status == 200
+
+
+def test_a_grammar_that_cannot_be_gone_on_with_is_the_requests_own_fault() -> None:
+    """Each letter more may be read in more ways."""
+    grammar = 'start: s\ns: s s | "a"'
+    folder = str(GOLDEN / "text" / "llama")
+    runner = Runner(which=Which.Plain(folder, dtype=F32), pa_ctxt_len=2048, num_threads=1)
+    bias = {runner.tokenize_text("a", False)[0]: 100.0}
+    request = CompletionRequest([5, 6], "m", max_tokens=600, grammar=grammar, grammar_type="lark", logit_bias=bias)
+    with pytest.raises(InvalidArgumentError, match="too complex to go on") as caught:
+        runner.send_completion_request(request)
+    assert caught.value.response.choices[0].text.startswith("aaaa")
+    with serving("--dtype", "f32", model=folder) as server:
+        options = {"guided_grammar": grammar, "logit_bias": {str(token): value for token, value in bias.items()}}
+        reply = server.complete(prompt=[5, 6], max_tokens=600, **options)
+        assert (reply.status, reply.error["code"]) == (400, "grammar_too_complex")
+        frames = server.events("/v1/completions", {"prompt": [5, 6], "max_tokens": 600, **options})
+        errors = [json.loads(frame).get("error", {}) for frame in frames if frame != "[DONE]"]
+        assert "grammar_too_complex" in [error.get("code") for error in errors]
 
 
 PROGRAM = """

@@ -204,10 +204,22 @@ def test_a_model_is_compared_with_reading_all_of_it(tmp_path: Path) -> None:
     config = gpu_plan.LLAMA_8B
     speeds = {(1, False): 100.0, (1, True): 200.0, (32, False): 3000.0}
     made = [
-        {"record": "model", "graphs": graphs, "batch": batch, "context": 80, "tokens_per_second": [speed], "config": config}
+        {
+            "record": "model",
+            "format": "BF16",
+            "graphs": graphs,
+            "batch": batch,
+            "context": 80,
+            "tokens_per_second": [speed],
+            "config": config,
+        }
         for (batch, graphs), speed in speeds.items()
     ]
+    made.append({**made[1], "format": "Q4_K", "tokens_per_second": [720.0]})
     text = report(tmp_path, *made)
+    quantized = BANDWIDTH / (gpu_plan.weight_bytes(config) * 144 / 512 + 80 * 131072)
+    assert f"| Q4_K | 1 |  | 720 | {quantized:,.0f} | {720 / quantized:.0%} |" in text
+    assert f"Q4_K, batch 1, share of the roof | at least 75% | {720 / quantized:.0%} | yes |" in text
     roof = BANDWIDTH / (gpu_plan.weight_bytes(config) + 80 * 131072)
     assert f"| 1 | 100 | 200 | {roof:,.0f} | {200 / roof:.0%} |" in text
     assert "| 32 | 3,000 |  |" in text

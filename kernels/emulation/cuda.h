@@ -196,7 +196,8 @@ inline void wait_for_inputs() {}
 inline void prefetch(const void* global) { static_cast<void>(*static_cast<const volatile unsigned char*>(global)); }
 
 inline void copy16_async(void* shared, const void* global, bool valid) { emulation::copy_async(shared, global, 16, valid ? 16 : 0); }
-inline void copy16_once(void* shared, const void* global, bool valid) { copy16_async(shared, global, valid); }
+inline uint64_t read_once_policy() { return 0; }
+inline void copy16_async(void* shared, const void* global, bool valid, uint64_t) { copy16_async(shared, global, valid); }
 inline void copy_commit() { emulation::commit_copies(); }
 template <int GROUPS_LEFT>
 inline void copy_wait() {

@@ -5,14 +5,14 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use engine::{Completion, Engine, TokenLogprobs, ToolCallDelta};
+use engine::{Completion, Engine, EngineError, TokenLogprobs, ToolCallDelta};
 use pyo3::{
     IntoPyObjectExt,
     prelude::*,
     types::{PyBytes, PyTuple, PyType},
 };
 
-use crate::{answer_json, exceptions::InternalError, fields::record, sequence::Sequence};
+use crate::{answer_json, exceptions::{InternalError, raise}, fields::record, sequence::Sequence};
 
 record! {
     /// A complete chat answer. `adapter_generation` is that of the adapter it ran with, None where it ran with none.
@@ -502,17 +502,17 @@ pub fn kept(py: Python<'_>, engine: &Engine, model: &str, sequence: engine::Sequ
     Py::new(py, Sequence::new(engine, model, sequence))
 }
 
-/// The response, or an `InternalError` that has it as `response`: a choice may have text.
-fn unless_failed<T: pyo3::PyClass>(py: Python<'_>, response: Py<T>, failure: Option<String>) -> PyResult<Py<T>> {
+/// The response, or an error that has it as `response`: a choice may have text.
+fn unless_failed<T: pyo3::PyClass>(py: Python<'_>, response: Py<T>, failure: Option<EngineError>) -> PyResult<Py<T>> {
     let Some(why) = failure else { return Ok(response) };
-    let error = InternalError::new_err(why);
+    let error = raise(why);
     error.value(py).setattr("response", response)?;
     Err(error)
 }
 
-/// A complete chat answer; an `InternalError` if a choice of it failed.
+/// A complete chat answer; the error of a choice that failed, if one did.
 pub fn chat(py: Python<'_>, envelope: Envelope, completion: Completion, engine: &Engine) -> PyResult<Py<ChatCompletionResponse>> {
-    let failure = completion.failure().map(str::to_owned);
+    let failure = completion.failure();
     let adapter_generation = completion.adapter_generation;
     let choices = completion.choices.into_iter().map(|choice| {
         let calls = choice.tool_calls.into_iter().enumerate().map(|(index, call)| ToolCallDelta {
@@ -551,14 +551,14 @@ pub fn chat(py: Python<'_>, envelope: Envelope, completion: Completion, engine: 
     unless_failed(py, response, failure)
 }
 
-/// A complete text answer; an `InternalError` if a choice of it failed.
+/// A complete text answer; the error of a choice that failed, if one did.
 pub fn completion(
     py: Python<'_>,
     envelope: Envelope,
     completion: Completion,
     engine: &Engine,
 ) -> PyResult<Py<CompletionResponse>> {
-    let failure = completion.failure().map(str::to_owned);
+    let failure = completion.failure();
     let choices = completion.choices.into_iter().map(|choice| {
         Py::new(
             py,

@@ -5,7 +5,7 @@ use std::{
     task::Poll,
 };
 
-use engine::{Engine, EngineError, FinishReason, OutputEvent, RequestStream, TokenLogprobs, ToolCallDelta};
+use engine::{Engine, EngineError, OutputEvent, RequestStream, TokenLogprobs, ToolCallDelta};
 use pyo3::prelude::*;
 
 use crate::{
@@ -62,7 +62,7 @@ pub struct Parts {
     /// The sequence that becomes what the answer comes to.
     generating: Option<Generating>,
     /// Why a choice ended with the reason "error"; raised behind the last part.
-    failure: Option<String>,
+    failure: Option<EngineError>,
 }
 
 impl Parts {
@@ -73,18 +73,16 @@ impl Parts {
 
     /// The part that an event makes, if it makes one by itself.
     pub fn push(&mut self, event: OutputEvent, engine: &Engine) -> Option<Part> {
+        self.failure = self.failure.take().or_else(|| event.failure());
         match event {
             OutputEvent::Delta { index, reasoning, text, calls, logprobs, .. } => {
                 Some(Part { index, reasoning, text, calls, logprobs, ..Part::default() })
             }
             // No request of these classes asks for them.
             OutputEvent::PromptLogprobs(_) | OutputEvent::Vector { .. } => None,
-            OutputEvent::Finished { index, reason, stop_sequence, error, mut sequence, .. } => {
+            OutputEvent::Finished { index, reason, stop_sequence, mut sequence, .. } => {
                 if let (Some(generating), Some(sequence)) = (&self.generating, sequence.take_if(|_| self.generating.is_some())) {
                     generating.set(sequence);
-                }
-                if reason == FinishReason::Error {
-                    self.failure.get_or_insert_with(|| error.unwrap_or_else(|| "a step failed".into()));
                 }
                 let sequence = sequence.map(|sequence| (engine.clone(), sequence));
                 let finish_reason = Some(reason.as_str().to_owned());
@@ -107,7 +105,7 @@ impl Parts {
 impl Parts {
     /// Behind the last part: once the error of a choice that failed.
     pub fn end(&mut self) -> Result<(), EngineError> {
-        self.failure.take().map_or(Ok(()), |why| Err(EngineError::Internal(why)))
+        self.failure.take().map_or(Ok(()), |why| Err(why))
     }
 }
 

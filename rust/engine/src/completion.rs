@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use paged::MissReason;
 
-use crate::{Sequence, ToolCall, ToolCallDelta, engine::RequestHandle};
+use crate::{EngineError, GrammarFault, Sequence, ToolCall, ToolCallDelta, engine::RequestHandle};
 
 /// Why a continuation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +152,8 @@ pub enum OutputEvent {
         stop_sequence: Option<String>,
         /// What went wrong, for [`FinishReason::Error`].
         error: Option<String>,
+        /// Whether that is the request's own grammar.
+        grammar_fault: Option<GrammarFault>,
         /// Tokens that it has generated.
         num_tokens: usize,
         /// What it came to, when it is to be kept.
@@ -162,6 +164,16 @@ pub enum OutputEvent {
 }
 
 impl OutputEvent {
+    /// What ended a choice, if it ends one with [`FinishReason::Error`].
+    pub fn failure(&self) -> Option<EngineError> {
+        match self {
+            Self::Finished { reason: FinishReason::Error, error, grammar_fault, .. } => {
+                Some(failure(error.as_deref(), *grammar_fault))
+            }
+            _ => None,
+        }
+    }
+
     /// Of a choice that has generated so many tokens, with nothing new.
     pub fn empty_delta(index: usize, num_tokens: usize) -> Self {
         Self::Delta {
@@ -227,6 +239,8 @@ pub struct CompletionChoice {
     pub stop_sequence: Option<String>,
     /// What went wrong, for [`FinishReason::Error`].
     pub error: Option<String>,
+    /// Whether that is the request's own grammar.
+    pub grammar_fault: Option<GrammarFault>,
     /// Log probabilities, when asked for; the prompt's own first when it is echoed.
     pub logprobs: Option<Vec<TokenLogprobs>>,
     /// Ids of the generated tokens, when asked for.
@@ -248,11 +262,17 @@ pub struct Completion {
     pub adapter_generation: Option<String>,
 }
 
+/// What ended a choice with [`FinishReason::Error`].
+fn failure(error: Option<&str>, grammar_fault: Option<GrammarFault>) -> EngineError {
+    let message = error.unwrap_or("a step failed");
+    grammar_fault.map_or_else(|| EngineError::Internal(message.into()), |fault| fault.error(message))
+}
+
 impl Completion {
     /// Why a choice ended with [`FinishReason::Error`], if one did.
-    pub fn failure(&self) -> Option<&str> {
+    pub fn failure(&self) -> Option<EngineError> {
         let failed = self.choices.iter().find(|choice| choice.finish_reason == FinishReason::Error)?;
-        Some(failed.error.as_deref().unwrap_or("a step failed"))
+        Some(failure(failed.error.as_deref(), failed.grammar_fault))
     }
 }
 
@@ -341,11 +361,12 @@ impl CompletionCollector {
                 self.choice(index).vector = Some(values);
                 None
             }
-            OutputEvent::Finished { index, reason, stop_sequence, error, sequence, .. } => {
+            OutputEvent::Finished { index, reason, stop_sequence, error, grammar_fault, sequence, .. } => {
                 let choice = self.choice(index);
                 choice.finish_reason = reason;
                 choice.stop_sequence = stop_sequence;
                 choice.error = error;
+                choice.grammar_fault = grammar_fault;
                 choice.sequence = sequence;
                 None
             }
@@ -369,6 +390,7 @@ impl CompletionCollector {
                 finish_reason: FinishReason::Error,
                 stop_sequence: None,
                 error: None,
+                grammar_fault: None,
                 logprobs: self.wants_logprobs.then(Vec::new),
                 token_ids: Vec::new(),
                 sequence: None,

@@ -506,3 +506,18 @@ fn what_a_grammar_forces_takes_fewer_steps_and_changes_no_token() {
         assert!(with * 4 < without, "{with} steps instead of {without}");
     }
 }
+
+#[test]
+fn a_grammar_that_becomes_too_complex_ends_its_own_request_with_the_text_it_has() {
+    let engine = start("llama", &exact());
+    let a = engine.tokenize_text("a", false).unwrap();
+    // Each letter more may be read in more ways.
+    let grammar = Grammar::Lark("start: s\ns: s s | \"a\"".into());
+    let sampling = SamplingParams { logit_bias: vec![(a[0], 100.0)], ..greedy(600) };
+    let request = GenerationRequest { sampling: with(grammar, sampling), ..request(1, 9, 600) };
+    let streams = [engine.submit(request).unwrap(), engine.submit(self::request(2, 9, 40)).unwrap()];
+    let [failed, other] = streams.map(|stream| stream.wait().unwrap());
+    assert!(matches!(failed.failure(), Some(EngineError::Grammar { fault: GrammarFault::TooComplex, .. })), "{failed:?}");
+    assert!(failed.choices[0].text.starts_with("aaaa"), "{:?}", failed.choices[0].text);
+    assert_eq!(other.choices[0].finish_reason, FinishReason::Length);
+}

@@ -150,17 +150,12 @@ pub async fn collect(app: &App, mut running: Running) -> Result<Vec<Completion>,
     }
     let completions: Vec<Completion> = completions.into_iter().flatten().collect();
     match completions.iter().find_map(Completion::failure) {
-        Some(why) => Err(internal(why.to_owned())),
+        Some(why) => Err(why.into()),
         None => Ok(completions),
     }
 }
 
 /// The cause when an event ends a choice because a step failed.
 pub fn failure(event: &OutputEvent) -> Option<ApiError> {
-    match event {
-        OutputEvent::Finished { reason: engine::FinishReason::Error, error, .. } => {
-            Some(internal(error.clone().unwrap_or_else(|| "a step failed".into())))
-        }
-        _ => None,
-    }
+    event.failure().map(ApiError::from)
 }

@@ -59,6 +59,12 @@ impl Case {
         }
     }
 
+    /// For so many entries of work: but in `prefill_*`, the KV heads of an entry follow each other.
+    fn grid(&self, works: usize) -> [usize; 3] {
+        let prefills = self.vectors == 64 && self.dtype != KvDType::F32;
+        if prefills { [works, self.num_kv_heads, 1] } else { [works * self.num_kv_heads, 1, 1] }
+    }
+
     fn describe(&self) -> String {
         let Self { queries_per_kv, block_size, window, chunk, softcap, sinks, split, requests, .. } = self;
         let name = self.kernel().name();
@@ -187,7 +193,7 @@ impl Problem {
             softcap: case.softcap,
             head_dim: case.head_dim as u32,
         };
-        case.kernel().launch([works.len(), case.num_kv_heads, 1], &args, order);
+        case.kernel().launch(case.grid(works.len()), &args, order);
         let args = AttentionMergeArgs {
             part_out: part_out.ptr(),
             part_lse: part_lse.ptr(),
@@ -199,7 +205,7 @@ impl Problem {
             out_type: case.out_type as u32,
             reserved: 0,
         };
-        Kernel::named("attention_merge").launch([merges.len(), *num_heads, 1], &args, order);
+        Kernel::named("attention_merge").launch([merges.len(), num_heads.div_ceil(4), 1], &args, order);
         match case.out_type {
             ElementType::F32 => out.values(),
             ElementType::F16 => out.values::<u16>().into_iter().map(|x| f16::from_bits(x).to_f32()).collect(),
@@ -343,6 +349,27 @@ fn wide_heads_with_a_cap_and_a_window_agree_with_the_oracle() {
     }
 }
 
+/// Up to 64 parts of a row: their weights are made 16 at a time, and the columns of 192 and 256 are added in two rounds.
+#[test]
+fn long_contexts_in_many_parts_agree_with_the_oracle() {
+    for (dtype, head_dim, keys) in [
+        (KvDType::BF16, 128, 1024),
+        (KvDType::F16, 256, 529),
+        (KvDType::F16, 80, 270),
+        (KvDType::Int8, 128, 1023),
+        (KvDType::F8E4M3, 192, 1010),
+        (KvDType::F32, 64, 1024),
+    ] {
+        for (sinks, out_type) in [(false, ElementType::F32), (true, ElementType::F16), (true, ElementType::BF16)] {
+            let case = Case { sinks, out_type, split: 16, num_kv_heads: 1, ..Case::new(dtype, head_dim, 3) };
+            let case = Case { requests: vec![(keys - 1, 1), (15, 1), (40, 1)], ..case };
+            let (_, merges, _) = Problem::new(&case, 4).plan();
+            assert_eq!(merges.iter().map(|merge| merge.num_parts as usize).collect::<Vec<_>>(), [keys.div_ceil(16), 3, 0]);
+            check(&case, 4);
+        }
+    }
+}
+
 #[test]
 fn several_rows_of_a_request_decode_together() {
     for (dtype, queries_per_kv) in [(KvDType::BF16, 4), (KvDType::F8E4M3, 3), (KvDType::F16, 1)] {
@@ -409,7 +436,7 @@ fn rows_without_a_key_are_zeros() {
             head_dim: 64,
             ..AttentionArgs::default()
         };
-        problem.case.kernel().launch([late.len(), 2, 1], &args, Order::Ascending);
+        problem.case.kernel().launch(problem.case.grid(late.len()), &args, Order::Ascending);
         let out = out.values::<f32>();
         assert!(out[..256].iter().all(|&x| x == 0.0) && out[256..].iter().all(|x| x.is_finite() && *x != 0.0), "{dtype:?}");
     }

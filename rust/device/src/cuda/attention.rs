@@ -6,12 +6,15 @@ use crate::{
     Activation, AttentionArgs, CacheEngine, HeadNorm, KvDType, KvShape, KvSide, NormKind, NormSpan, Precision, RopeArgs,
     RopeStyle, StepMetadata, Tensor, WorkspaceShape,
     attention::NormParts,
-    kernel_args::{self, ActivationKind, AttentionMergeArgs, DevicePtr, ElementType, HeadNormArgs, RopeAndCacheArgs},
+    kernel_args::{
+        self, ActivationKind, AttentionMerge, AttentionMergeArgs, AttentionWork, DevicePtr, ElementType, HeadNormArgs,
+        RopeAndCacheArgs,
+    },
 };
 
 use super::{
     CudaError,
-    attention_plan::{AttentionPlan, PlanShape, max_parts},
+    attention_plan::{AttentionPlan, MAX_KEPT_PARTS, PlanShape, Round, max_parts},
     driver::{DeviceMemory, Driver, Plain},
     graph_lists::{ListMemory, PaddedLists},
     graph_plan::Bucket,
@@ -22,6 +25,8 @@ use super::{
 
 /// Heads that a CTA of `rope_and_cache_*` takes.
 const HEADS_PER_CTA: usize = 4;
+/// Query heads that a CTA of `attention_merge` takes.
+const MERGED_HEADS_PER_CTA: usize = 4;
 
 /// The lists of a step on the device.
 pub struct StepLists {
@@ -56,7 +61,7 @@ pub struct GroupLists {
 }
 
 /// An [`AttentionPlan`] on the device.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct DevicePlan {
     /// See [`AttentionPlan`].
     pub decode: List,
@@ -64,6 +69,8 @@ pub struct DevicePlan {
     pub prefill: List,
     /// See [`AttentionPlan`].
     pub merges: List,
+    /// See [`AttentionPlan`].
+    pub rounds: Vec<Round>,
     /// See [`AttentionPlan`].
     pub num_parts: usize,
     /// See [`PlanShape::ends`]; null: each row's end is its position. So it is in every step of a graph, whose requests have a
@@ -200,7 +207,7 @@ impl StepLists {
     /// The step's plan for such a layer; layers with equal shapes share it.
     fn plan(&mut self, group: usize, shape: PlanShape, step: &StepMetadata) -> Result<DevicePlan, CudaError> {
         if let Some((_, plan)) = self.plans.iter().find(|(kind, _)| *kind == (group, shape)) {
-            return Ok(*plan);
+            return Ok(plan.clone());
         }
         let plan = AttentionPlan::new(step, shape);
         let ends = shape.ends(step).filter(|_| !self.are_fixed()).map_or(Ok(0), |ends| self.arena.put(&ends))?;
@@ -209,9 +216,10 @@ impl StepLists {
             decode: self.list(&plan.decode)?,
             prefill: self.list(&plan.prefill)?,
             merges: self.list(&plan.merges)?,
+            rounds: plan.rounds,
             num_parts: plan.num_parts,
         };
-        self.plans.push(((group, shape), plan));
+        self.plans.push(((group, shape), plan.clone()));
         Ok(plan)
     }
 
@@ -277,28 +285,50 @@ impl StepLists {
             softcap: params.softcap.unwrap_or(0.0),
             ..kernel_args::AttentionArgs::default()
         };
-        for (family, work) in [("attention", plan.decode), ("prefill", plan.prefill)] {
-            if work.len > 0 {
-                let kernel = attention_kernel(family, spec.dtype, params.head_dim)?;
-                let args = kernel_args::AttentionArgs { work: work.at, ..base };
-                // SAFETY: the plan names rows of the step, block tables hold the blocks of every key, parts have room for the
-                // plan's.
-                unsafe { launch(driver, kernel, [work.len, params.num_kv_heads, 1], &args)? };
-            }
+        let kernel = |family| attention_kernel(family, spec.dtype, params.head_dim);
+        if plan.decode.len > 0 {
+            self.decode(driver, kernel("attention")?, &plan, &base)?;
         }
-        let args = AttentionMergeArgs {
-            part_out,
-            part_lse,
-            merges: plan.merges.at,
-            sinks,
-            out,
-            num_heads: params.num_heads as u32,
-            head_dim: params.head_dim as u32,
-            out_type: ElementType::F32 as u32,
-            reserved: 0,
-        };
-        // SAFETY: the merges name rows of the step and parts that were just written.
-        unsafe { launch(driver, self.merge, [plan.merges.len, params.num_heads, 1], &args) }
+        if plan.prefill.len > 0 {
+            let args = kernel_args::AttentionArgs { work: plan.prefill.at, ..base };
+            // SAFETY: the plan names rows of the step, and block tables hold the blocks of every key.
+            unsafe { launch(driver, kernel("prefill")?, [plan.prefill.len, params.num_kv_heads, 1], &args)? };
+        }
+        Ok(())
+    }
+
+    /// Attention of rows whose keys may come in parts, and their merge.
+    fn decode(
+        &self,
+        driver: &Arc<dyn Driver>,
+        kernel: Kernel,
+        plan: &DevicePlan,
+        base: &kernel_args::AttentionArgs,
+    ) -> Result<(), CudaError> {
+        for Round { decode, merges } in &plan.rounds {
+            let work = plan.decode.at + (decode.start * size_of::<AttentionWork>()) as u64;
+            let args = kernel_args::AttentionArgs { work, ..*base };
+            // The KV heads of an entry follow each other: they share blocks, and what lies together is read together.
+            let grid = [decode.len() * base.num_kv_heads as usize, 1, 1];
+            // SAFETY: the plan names rows of the step, block tables hold the blocks of every key, parts have room for those of a
+            // round.
+            unsafe { launch(driver, kernel, grid, &args)? };
+            let args = AttentionMergeArgs {
+                part_out: base.part_out,
+                part_lse: base.part_lse,
+                merges: plan.merges.at + (merges.start * size_of::<AttentionMerge>()) as u64,
+                sinks: base.sinks,
+                out: base.out,
+                num_heads: base.num_heads,
+                head_dim: base.head_dim,
+                out_type: base.out_type,
+                reserved: 0,
+            };
+            let grid = [merges.len(), (base.num_heads as usize).div_ceil(MERGED_HEADS_PER_CTA), 1];
+            // SAFETY: the merges name rows of the step and parts that were just written.
+            unsafe { launch(driver, self.merge, grid, &args)? };
+        }
+        Ok(())
     }
 }
 
@@ -417,7 +447,8 @@ fn planned_parts(shape: &WorkspaceShape) -> usize {
     if shape.precision == Precision::Deterministic {
         return 0;
     }
-    planned_requests(shape).next_power_of_two() * max_parts(shape.seq_len).next_power_of_two()
+    let parts = planned_requests(shape).next_power_of_two() * max_parts(shape.seq_len).next_power_of_two();
+    parts.min(MAX_KEPT_PARTS)
 }
 
 /// Bytes of the lists of a step, and of the parts, in which many requests decode at their full length.

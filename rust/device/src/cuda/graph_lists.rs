@@ -19,7 +19,7 @@ use crate::{
 use super::{
     CudaError,
     attention::{DevicePlan, GroupLists, List},
-    attention_plan::{AttentionPlan, PlanShape},
+    attention_plan::{AttentionPlan, PlanShape, Round},
     driver::{DeviceMemory, Driver, Plain, bytes_of},
     graph_plan::Bucket,
 };
@@ -160,7 +160,8 @@ impl PaddedLists {
         let list = |region: Region| List { at: self.at(region), len: region.len };
         self.plans.iter().map(move |(group, shape, lists)| {
             let [decode, prefill, merges] = [lists.decode, lists.prefill, lists.merges].map(list);
-            ((*group, *shape), DevicePlan { decode, prefill, merges, num_parts: lists.num_parts, ends: 0 })
+            let rounds = vec![Round { decode: 0..decode.len, merges: 0..merges.len }];
+            ((*group, *shape), DevicePlan { decode, prefill, merges, rounds, num_parts: lists.num_parts, ends: 0 })
         })
     }
 

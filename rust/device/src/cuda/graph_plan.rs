@@ -2,12 +2,12 @@
 
 use crate::{KvGroupMetadata, StepMetadata};
 
-use super::attention_plan::{MAX_PARTS, max_parts};
+use super::attention_plan::{MAX_KEPT_PARTS, MAX_PARTS, MIN_PART_KEYS, max_parts};
 
 /// Rows of a step that is recorded at most.
 pub const MAX_ROWS: usize = 256;
 /// Tokens before a request whose keys come in parts.
-const PARTED_POSITION: u32 = 256;
+const PARTED_POSITION: u32 = MIN_PART_KEYS as u32;
 /// Tokens of the smallest block.
 const MIN_BLOCK_SIZE: usize = 8;
 
@@ -22,7 +22,8 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Of a step; `None` when a request has several rows, or the padded rows would be more than `max_rows`.
+    /// Of a step; `None` when a request has several rows, the padded rows would be more than `max_rows`, or there are more parts than
+    /// are kept at once.
     pub fn of(step: &StepMetadata, max_rows: usize) -> Option<Self> {
         let num_reqs = step.num_reqs();
         let decodes = step.positions.len() == num_reqs && step.query_start_loc.windows(2).all(|pair| pair[1] == pair[0] + 1);
@@ -31,13 +32,16 @@ impl Bucket {
             return None;
         }
         let parts: usize = step.positions.iter().map(|position| max_parts(*position as usize + 1)).sum();
+        if parts > MAX_KEPT_PARTS {
+            return None;
+        }
         Some(Self { rows, parts: if parts == num_reqs { rows } else { padded_parts(rows, parts) } })
     }
 
     /// The one with the longest lists, of steps of up to `max_rows` rows.
     pub fn largest(max_rows: usize) -> Self {
         let rows = max_rows.min(MAX_ROWS);
-        Self { rows, parts: rows * MAX_PARTS }
+        Self { rows, parts: most_parts(rows) }
     }
 
     /// Whether keys of some row are cut.
@@ -66,9 +70,14 @@ impl Bucket {
     }
 }
 
+/// As many as rows can have, and are kept.
+fn most_parts(rows: usize) -> usize {
+    (rows * MAX_PARTS).min(MAX_KEPT_PARTS)
+}
+
 /// Powers of two above `rows`, up to as many as rows can have.
 fn padded_parts(rows: usize, parts: usize) -> usize {
-    (rows + 1).next_power_of_two().max(parts.next_power_of_two()).min(rows * MAX_PARTS)
+    (rows + 1).next_power_of_two().max(parts.next_power_of_two()).min(most_parts(rows))
 }
 
 /// 1, 2, 4, 8, 16, 24, ...
@@ -120,25 +129,33 @@ mod tests {
             let requests: Vec<_> = positions.iter().map(|p| (*p, 1)).collect();
             Bucket::of(&step(&requests), 256).unwrap().parts
         };
-        assert_eq!([parts(&[0]), parts(&[255, 3]), parts(&[256]), parts(&[1023, 9])], [1, 2, 2, 8]);
-        assert_eq!([parts(&[1024]), parts(&[100_000]), parts(&[100_000, 1]), parts(&[5000; 2])], [8, 16, 32, 32]);
+        assert_eq!([parts(&[0]), parts(&[511, 3]), parts(&[512]), parts(&[2047, 9])], [1, 2, 2, 8]);
+        assert_eq!([parts(&[2048]), parts(&[100_000]), parts(&[100_000, 1]), parts(&[5000; 2])], [8, 64, 128, 32]);
         // A long request among many short ones is not many long ones.
         let mut positions = vec![7; 256];
         assert_eq!(parts(&positions), 256);
         positions[9] = 100_000;
         assert_eq!(parts(&positions), 512);
-        assert_eq!(parts(&[100_000; 256]), 4096);
         // No more than there can be, though 24 is no power of two.
-        assert_eq!([parts(&[100_000; 24]), parts(&[300; 20])], [384, 64]);
+        assert_eq!([parts(&[100_000; 24]), parts(&[600; 20])], [1536, 64]);
+    }
+
+    #[test]
+    fn steps_with_more_parts_than_are_kept_have_no_bucket() {
+        // 16 parts each.
+        assert_eq!(Bucket::of(&step(&[(8191, 1); 256]), 256), Some(Bucket { rows: 256, parts: 4096 }));
+        assert_eq!(Bucket::of(&step(&[(8192, 1); 256]), 256), None);
+        assert_eq!(Bucket::largest(256), Bucket { rows: 256, parts: 4096 });
+        assert_eq!(Bucket::largest(8), Bucket { rows: 8, parts: 512 });
     }
 
     #[test]
     fn few_sizes_serve_all_steps_of_as_many_rows() {
         for rows in [1, 2, 8, 24, 200, 256] {
-            let mut sizes: Vec<_> = (rows + 1..=rows * MAX_PARTS).map(|parts| padded_parts(rows, parts)).collect();
-            assert!((rows + 1..).zip(&sizes).all(|(parts, padded)| parts <= *padded && *padded <= rows * MAX_PARTS));
+            let mut sizes: Vec<_> = (rows + 1..=most_parts(rows)).map(|parts| padded_parts(rows, parts)).collect();
+            assert!((rows + 1..).zip(&sizes).all(|(parts, padded)| parts <= *padded && *padded <= most_parts(rows)));
             sizes.dedup();
-            assert!(sizes.len() <= 5, "{sizes:?}");
+            assert!(sizes.len() <= 7, "{sizes:?}");
         }
     }
 

@@ -117,7 +117,7 @@ fn a_step_of_a_size_that_was_met_is_one_copy_and_one_launch() {
         assert!(matches!(events[..], [Event::Upload(_), Event::Replay]), "{events:?}");
     }
     // Two requests are another size, and so are keys in parts.
-    for positions in [&[5, 6][..], &[5, 6, 300]] {
+    for positions in [&[5, 6][..], &[5, 6, 600]] {
         assert!(layer.run(&decodes(positions)));
         assert!(layer.events().iter().any(|event| matches!(event, Event::Recorded(_))));
     }
@@ -162,11 +162,30 @@ fn what_is_recorded_depends_on_the_padded_size_alone() {
         "embedding, rotation, attention, rounding and the product; nothing is merged: {of_sixteen:#?}"
     );
     assert_eq!(of_sixteen, recorded(&[255; 16]));
-    let in_parts = recorded(&[300, 1]);
-    assert_eq!(in_parts, recorded(&[400, 500]));
-    assert_ne!(in_parts, recorded(&[1023, 700]), "more parts");
+    let in_parts = recorded(&[600, 1]);
+    assert_eq!(in_parts, recorded(&[800, 1000]));
+    assert_ne!(in_parts, recorded(&[2047, 1400]), "more parts");
     assert!(in_parts.iter().any(|launch| launch.contains("attention_merge")));
     assert_ne!(in_parts, recorded(&[2, 1]));
+}
+
+#[test]
+fn steps_with_more_parts_than_are_kept_merge_some_before_others_begin() {
+    let mut layer = Layer::new();
+    assert!(layer.run(&decodes(&[32_767; 64])), "64 parts each");
+    let of_parts = |layer: &Layer| layer.backend.state().lists.buffers()[..2].to_vec();
+    let buffers = of_parts(&layer);
+    layer.events();
+    assert!(!layer.run(&decodes(&[32_767; 66])));
+    let events = layer.events();
+    assert_eq!(of_parts(&layer), buffers, "they grew");
+    let of_attention = |event: &Event| match event {
+        Event::Launch { kernel, grid } if kernel.starts_with("attention") => Some((*kernel, *grid)),
+        _ => None,
+    };
+    let launches: Vec<_> = events.iter().filter_map(of_attention).collect();
+    let round = |rows| [("attention_bf16_d64", [rows * 64, 1, 1]), ("attention_merge", [rows, 1, 1])];
+    assert_eq!(launches, [round(64), round(2)].concat());
 }
 
 #[test]
@@ -207,7 +226,7 @@ fn recordings_with_buffers_that_are_gone_are_made_anew() {
     // Block tables of more than 1 MB.
     assert!(layer.run(&decodes(&[6; 200])));
     layer.events();
-    assert!(layer.run(&decodes(&[11_000; 200])));
+    assert!(layer.run(&decodes(&[70_000; 60])));
     assert_eq!(layer.recording.recorded().len(), 1, "those of other sizes knew the smaller buffer");
 }
 
@@ -237,16 +256,16 @@ fn recordings_outlive_larger_steps_that_were_planned_for() {
     };
     layer.backend.plan_workspaces(&shape);
     // The smallest of each kind: with parts, and with rows that are rounded.
-    assert!(layer.run(&decodes(&[300; 9])));
+    assert!(layer.run(&decodes(&[600; 9])));
     layer.events();
-    for positions in [vec![300; 17], vec![4000; 9], vec![900; 200]] {
+    for positions in [vec![600; 17], vec![4000; 9], vec![900; 200]] {
         assert!(layer.run(&decodes(&positions)));
         let freed = layer.events().into_iter().filter(|event| matches!(event, Event::Free(_))).count();
         assert_eq!(freed, 0, "a buffer grew for {} rows", positions.len());
     }
     assert_eq!(layer.recording.recorded().len(), 4);
     layer.events();
-    assert!(layer.run(&decodes(&[300; 9])));
+    assert!(layer.run(&decodes(&[600; 9])));
     assert!(!layer.events().iter().any(|event| matches!(event, Event::Recorded(_))), "it was recorded before");
 }
 

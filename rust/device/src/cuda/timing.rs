@@ -2,7 +2,7 @@
 //!
 //! Buffers that are smaller than a cache take turns, so that every run reads memory.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZero, sync::Arc, thread::available_parallelism, time::Duration};
 
 use half::{bf16, f16};
 
@@ -91,7 +91,10 @@ impl GpuTimer {
     /// Errors: as of [`CudaBackend::new`], [`DeviceError::Cuda`] when there is no memory for the copy.
     pub fn new(driver: Arc<dyn Driver>, head_start_bytes: usize) -> Result<Self, DeviceError> {
         let head_start = [DeviceMemory::zeroed(&driver, head_start_bytes)?, DeviceMemory::new(&driver, head_start_bytes)?];
-        Ok(Self { backend: CudaBackend::new(Arc::clone(&driver))?, driver, head_start })
+        // Weights are packed by all threads that there are.
+        let num_threads = available_parallelism().map_or(1, NonZero::get);
+        let backend = CudaBackend::new(Arc::clone(&driver))?.with_host_threads(num_threads)?;
+        Ok(Self { backend, driver, head_start })
     }
 
     /// Seconds of one call, of each of `runs` runs of several calls, after one that is not counted.

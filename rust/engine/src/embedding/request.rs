@@ -149,7 +149,7 @@ impl Engine {
         let vector = |stream: crate::RequestStream| {
             let mut completion = stream.wait()?;
             if let Some(why) = completion.failure() {
-                return Err(EngineError::Internal(why.to_owned()));
+                return Err(why);
             }
             let vector = completion.choices.first_mut().and_then(|choice| choice.vector.take());
             let mut vector = vector.ok_or_else(|| EngineError::Internal("a request ended before its vector".into()))?;

@@ -550,7 +550,10 @@ impl ActiveRequest {
             self.emit(index, OutputEvent::Delta { index, reasoning, text, calls, logprobs, token_ids, num_tokens });
         }
         let error = end.error.map(str::to_owned);
-        self.emit(index, OutputEvent::Finished { index, reason, stop_sequence, error, num_tokens, sequence });
+        let constraint = self.choices[index].constraint.as_ref().filter(|_| reason == FinishReason::Error);
+        let grammar_fault = constraint.and_then(|constraint| lock(constraint).fault());
+        let finished = OutputEvent::Finished { index, reason, stop_sequence, error, grammar_fault, num_tokens, sequence };
+        self.emit(index, finished);
         if self.is_done() {
             self.close();
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use device::{TokenMask, TokenSet};
 use llguidance::Matcher;
 
-use super::forced::Spellings;
+use super::{GrammarFault, forced::Spellings};
 use crate::{EngineError, error::caught_quietly};
 
 /// One choice's place in the grammar of its request.
@@ -20,12 +20,13 @@ pub struct Constraint {
     num_tokens: usize,
     /// Tokens after which nothing may come any more.
     ended_after: Option<usize>,
+    fault: Option<GrammarFault>,
 }
 
 impl Constraint {
     pub(super) fn new(matcher: Matcher, spellings: &Arc<Spellings>, may_have_specials: bool, vocab_size: usize) -> Self {
         let spellings = Arc::clone(spellings);
-        Self { matcher, spellings, may_have_specials, vocab_size, mask: Vec::new(), num_tokens: 0, ended_after: None }
+        Self { matcher, spellings, may_have_specials, vocab_size, mask: Vec::new(), num_tokens: 0, ended_after: None, fault: None }
     }
 
     /// Takes the token if it may come next, else false. Behind the end any may.
@@ -33,11 +34,7 @@ impl Constraint {
         if self.ended_after.is_some() {
             return Ok(true);
         }
-        let matcher = &mut self.matcher;
-        let is_taken = caught_quietly(|| matcher.try_consume_tokens(&[token_id]).map_err(|error| error.to_string()))
-            .and_then(|result| result)
-            .map_err(|why| failed(&why))?
-            == 1;
+        let is_taken = self.ask(|matcher| matcher.try_consume_tokens(&[token_id]).map_err(|error| error.to_string()))? == 1;
         if is_taken {
             self.count();
         }
@@ -49,12 +46,24 @@ impl Constraint {
         if self.ended_after.is_some() {
             return Ok(());
         }
-        let matcher = &mut self.matcher;
-        caught_quietly(|| matcher.consume_token(token_id).map_err(|error| error.to_string()))
-            .and_then(|result| result)
-            .map_err(|why| failed(&why))?;
+        self.ask(|matcher| matcher.consume_token(token_id).map_err(|error| error.to_string()))?;
         self.count();
         Ok(())
+    }
+
+    /// What the matcher says; its errors and panics are faults of the grammar.
+    fn ask<T>(&mut self, question: impl FnOnce(&mut Matcher) -> Result<T, String>) -> Result<T, EngineError> {
+        let matcher = &mut self.matcher;
+        caught_quietly(|| question(matcher)).and_then(|answer| answer).map_err(|why| {
+            let (fault, message) = fault(&why);
+            self.fault = Some(fault);
+            fault.error(message)
+        })
+    }
+
+    /// What the grammar could not go on for.
+    pub fn fault(&self) -> Option<GrammarFault> {
+        self.fault
     }
 
     fn count(&mut self) {
@@ -66,13 +75,9 @@ impl Constraint {
 
     /// The tokens that may come next, at least one; not behind the end.
     ///
-    /// An [`EngineError::InvalidArgument`] when there are none: no token of the model spells what the grammar wants.
+    /// An [`EngineError::Grammar`] when there are none: no token of the model spells what the grammar wants, or it is too complex.
     pub fn mask(&mut self) -> Result<TokenMask<'_>, EngineError> {
-        let matcher = &mut self.matcher;
-        self.mask = caught_quietly(|| matcher.compute_mask().map_err(|error| error.to_string()))
-            .and_then(|result| result)
-            .map_err(|why| failed(&why))?
-            .into();
+        self.mask = self.ask(|matcher| matcher.compute_mask().map_err(|error| error.to_string()))?.into();
         Ok(TokenMask::new(&self.mask, self.vocab_size)?)
     }
 
@@ -81,10 +86,7 @@ impl Constraint {
         if self.ended_after.is_some() {
             return Ok(0);
         }
-        let matcher = &mut self.matcher;
-        caught_quietly(|| matcher.validate_tokens(drafts).map_err(|error| error.to_string()))
-            .and_then(|result| result)
-            .map_err(|why| failed(&why))
+        self.ask(|matcher| matcher.validate_tokens(drafts).map_err(|error| error.to_string()))
     }
 
     /// The tokens that may come next, and behind each of `drafts` as far as these may come: at least one set, and one more than
@@ -122,10 +124,9 @@ impl Constraint {
     }
 }
 
-fn failed(why: &str) -> EngineError {
-    let why = why.lines().next().unwrap_or_default();
-    EngineError::InvalidArgument(match why {
-        "NoExtensionBias" => "the grammar wants what no token of the model spells".to_owned(),
-        why => format!("the grammar is too complex to go on with: {why}"),
-    })
+fn fault(why: &str) -> (GrammarFault, String) {
+    match why.lines().next().unwrap_or_default() {
+        "NoExtensionBias" => (GrammarFault::Syntax, "the grammar wants what no token of the model spells".into()),
+        why => (GrammarFault::TooComplex, format!("the grammar is too complex to go on with: {why}")),
+    }
 }

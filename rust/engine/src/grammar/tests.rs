@@ -239,3 +239,18 @@ fn forced_text_is_told_in_its_tokens() {
     assert_eq!(forced("start: \"h\" /[A-Z]/", ""), "h");
     assert_eq!(forced("start: \"\u{4e2d}\" | \"\u{4e2e}\"", ""), "");
 }
+
+/// Two ways to read each text of at least two letters, and more with each letter.
+fn ambiguous() -> Grammar {
+    Grammar::Lark("start: s\ns: s s | \"a\"".into())
+}
+
+#[test]
+fn a_grammar_that_becomes_too_complex_says_so() {
+    let tokenizer = tokenizer();
+    let mut constraint = begun(&tokenizer, &ambiguous());
+    let id = tokenizer.encode("a", false).unwrap()[0];
+    let error = (0..1000).find_map(|_| constraint.take(id).err()).expect("an end");
+    assert!(matches!(&error, EngineError::Grammar { fault: GrammarFault::TooComplex, message } if message.contains("too complex")));
+    assert_eq!(constraint.fault(), Some(GrammarFault::TooComplex));
+}
