@@ -156,10 +156,10 @@ impl Dense {
     /// The type that every product with so many rows reads, or f32, from which each takes what it reads.
     pub fn input_element<'a>(&self, rows: usize, linears: impl IntoIterator<Item = &'a CudaLinear>) -> ElementType {
         let mut elements = linears.into_iter().map(|linear| match linear.form() {
-            Form::Stored(_) if self.is_few(rows, linear) => match gemm_floats::takes(linear.dtype(), linear.precision(), rows) {
-                true if rows > gemm_floats::F32_ROWS => operand(linear.dtype()),
-                _ => ElementType::F32,
-            },
+            Form::Stored(_) if self.is_few(rows, linear) => {
+                let is_rounded = rows > gemm_floats::F32_ROWS && gemm_floats::takes(linear.dtype(), linear.precision(), rows);
+                if is_rounded { operand(linear.dtype()) } else { ElementType::F32 }
+            }
             Form::Packed(_) if rows <= gemm::F32_ROWS => ElementType::F32,
             _ => operand(linear.dtype()),
         });

@@ -94,7 +94,7 @@ impl GpuTimer {
         // Weights are packed by all threads that there are.
         let num_threads = available_parallelism().map_or(1, NonZero::get);
         let backend = CudaBackend::new(Arc::clone(&driver))?.with_host_threads(num_threads)?;
-        Ok(Self { backend, driver, head_start })
+        Ok(Self { driver, backend, head_start })
     }
 
     /// Seconds of one call, of each of `runs` runs of several calls, after one that is not counted.
