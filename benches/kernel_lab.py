@@ -5,9 +5,9 @@
     python3 benches/kernel_lab.py gemm_q4_k_r8 --kernels kernels /tmp/edited
     python3 benches/kernel_lab.py attention_bf16_d128 --requests 32,4096 1,512 --part-keys 128 256
 
-Kernels are gemm_*, gemv_* of floats, and attention_* of f16, bf16 and i8. Several folders are timed in turns, and the table has
-the medians. Needs PyTorch, the driver, and nvcc on the PATH or in CUDA_HOME; a folder with NAME.cubin, such as gemm.cubin,
-compiled with -DKERNEL_LAB needs no nvcc.
+Kernels are gemm_* of packed formats, gemv_* of floats, and attention_* of f16, bf16 and i8. Several folders are timed in turns,
+and the table has the medians. Needs PyTorch, the driver, and nvcc on the PATH or in CUDA_HOME; a folder with NAME.cubin, such as
+gemm.cubin, compiled with -DKERNEL_LAB needs no nvcc.
 """
 
 from __future__ import annotations
@@ -186,6 +186,8 @@ def try_gemm(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
     """Random bytes are a packed weight; what it means, `packed_dequantize_*` says."""
     torch, (out_features, in_features) = lab.torch, shape
     form, capacity = name.removeprefix("gemm_").rsplit("_r", 1)
+    if form not in BLOCK_BYTES:
+        raise LabError(f"{name}: of gemm_*, only {', '.join(BLOCK_BYTES)} can be tried here")
     stage_columns = STAGE_COLUMNS.get(form, 256)
     blocks = in_features // 32
     panel_bytes = blocks * BLOCK_BYTES[form] + -(-blocks // (stage_columns // 32)) * SUPER_BYTES.get(form, 0)

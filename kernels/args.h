@@ -204,6 +204,29 @@ struct GemmArgs {
     uint32_t reserved;
 };
 
+// A weight that gemm_bf16_* or gemm_f16_* multiplies by, and where the products go.
+struct GemmFloatsTarget {
+    const uint8_t* w;   // [out_features, row_bytes] bytes
+    const float* bias;  // [out_features] or null
+    float* out;         // [num_rows, out_stride]
+    uint32_t out_features, out_stride;
+    uint32_t first_piece; // The CTAs from this on are its own; none: 0xffffffff.
+    uint32_t part_stages; // stages of 64 features x 256 columns that each of them sums, all but the last one
+};
+
+// gemm_bf16_*, gemm_f16_*: as gemv_*, by x rounded to the weight's type.
+struct GemmFloatsArgs {
+    const void* x;      // [num_rows, x_stride], f32 of gemm_*_r8, else of the weight's type
+    GemmFloatsTarget targets[MAX_TARGETS]; // the first one's first_piece is 0
+    float* parts;       // [gridDim.x, 2, 64 * capacity]: what a CTA has summed of panels that it shares
+    uint32_t* arrivals; // [gridDim.x], 0 before and after: CTAs that are done with a panel they share
+    uint64_t row_bytes; // a multiple of 16
+    uint32_t num_rows, in_features, x_stride;
+    uint32_t accumulate; // 1: added to out
+    float scale;
+    uint32_t reserved;
+};
+
 // packed_dequantize_*: rows of a packed weight, from a multiple of 64 on, as floats.
 struct PackedDequantizeArgs {
     const uint8_t* w; // [ceil(num_rows / 64), panel_bytes] bytes

@@ -178,6 +178,7 @@ MULTIPLY_TILES(bf16, "bf16")
 // A value that another CTA wrote before it fenced, past the L1 cache.
 __device__ __forceinline__ float load_of_other_cta(const float* at) { return __ldcg(at); }
 __device__ __forceinline__ float2 load_of_other_cta(const float2* at) { return __ldcg(at); }
+__device__ __forceinline__ float4 load_of_other_cta(const float4* at) { return __ldcg(at); }
 #endif
 
 // What several kernels need.
@@ -189,6 +190,9 @@ template <class T>
 __device__ __forceinline__ void multiply_tiles(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     multiply_tiles<T>(sums, sums, a, b0, b1);
 }
+
+// What f16 does not reach becomes its largest.
+__device__ __forceinline__ float within_f16(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll

@@ -130,8 +130,7 @@ KERNEL(round_values, RoundValuesArgs, THREADS, 0) {
     if (at >= args.count) return;
     float4 x = load4(args.x + at);
     if (args.out_type == ELEMENT_F16) {
-        const auto within = [](float v) { return v > 65504.0f ? 65504.0f : v < -65504.0f ? -65504.0f : v; };
-        x = make_float4(within(x.x), within(x.y), within(x.z), within(x.w));
+        x = make_float4(within_f16(x.x), within_f16(x.y), within_f16(x.z), within_f16(x.w));
     }
     store4_as(args.out_type, args.out, at, x);
 }

@@ -87,27 +87,33 @@ fn project(backend: &dyn Backend, weight: &WeightView, precision: Precision, bia
     fetched(backend, out)
 }
 
-fn is_quantized(dtype: DType) -> bool {
-    matches!(dtype, DType::Ggml(_))
-}
-
 /// Rows up to which a weight is multiplied without rounding it.
 fn few(dtype: DType) -> usize {
-    if is_quantized(dtype) { 32 } else { 8 }
+    match dtype {
+        DType::F32 => 8,
+        _ => 32,
+    }
 }
 
-/// Activations beside packed weights are rounded from the first row on.
+/// Rows from which on activations are rounded.
+fn rounded_from(dtype: DType) -> usize {
+    match dtype {
+        DType::F32 => 9,
+        DType::F16 | DType::BF16 => 2,
+        DType::Ggml(_) => 1,
+    }
+}
+
 #[test]
 fn values_are_rounded_from_the_first_row_too_many_for_few() {
     let mut rng = Rng::new(1);
     for (dtype, out_features) in DTYPES.into_iter().flat_map(|dtype| [33, 100].map(|n| (dtype, n))) {
         let weight = view(&mut rng, dtype, out_features, COLS);
         let bias = rng.floats(out_features);
-        for rows in [few(dtype), few(dtype) + 1, 77] {
+        for rows in [1, 2, 9, few(dtype), few(dtype) + 1, 77] {
             let x = rng.floats(rows * COLS);
-            let many = rows > few(dtype);
-            let seen: Vec<f32> = x.iter().map(|x| if many || is_quantized(dtype) { round(dtype, *x) } else { *x }).collect();
-            let read = if many { rounded(&weight) } else { weight.clone() };
+            let seen: Vec<f32> = x.iter().map(|x| if rows < rounded_from(dtype) { *x } else { round(dtype, *x) }).collect();
+            let read = if rows > few(dtype) { rounded(&weight) } else { weight.clone() };
             for bias in [None, Some(&bias)] {
                 let expected = project(&ReferenceBackend::new(), &read, Precision::Exact, bias, &seen);
                 let actual = project(&cuda(), &weight, Precision::Fast, bias, &x);
@@ -135,12 +141,14 @@ fn weights_take_the_bytes_that_are_planned_for_them() {
 fn values_beyond_f16_become_its_largest() {
     let weight = f32_view(&[1.0; 8], 8);
     let half = WeightView::new(DType::F16, 1, 8, Bytes::from_vec(f16::ONE.to_le_bytes().repeat(8))).unwrap();
-    let mut x = vec![0.0; 9 * 8];
-    x[0] = 1e6;
-    x[8] = -1e6;
-    let clamped: Vec<f32> = x.iter().map(|x| round(DType::F16, *x)).collect();
-    let expected = project(&ReferenceBackend::new(), &weight, Precision::Exact, None, &clamped);
-    assert_eq!(project(&cuda(), &half, Precision::Fast, None, &x), expected);
+    for rows in [2, 9, 33] {
+        let mut x = vec![0.0; rows * 8];
+        x[0] = 1e6;
+        x[8] = -1e6;
+        let clamped: Vec<f32> = x.iter().map(|x| round(DType::F16, *x)).collect();
+        let expected = project(&ReferenceBackend::new(), &weight, Precision::Exact, None, &clamped);
+        assert_eq!(project(&cuda(), &half, Precision::Fast, None, &x), expected, "{rows} rows");
+    }
 }
 
 #[test]
@@ -189,6 +197,22 @@ fn exact_and_deterministic_rows_have_the_same_bits_alone_and_beside_many() {
         let together = project(&cuda(), &weight, precision, None, &x);
         for (x, together) in x.chunks_exact(COLS).zip(together.chunks_exact(50)) {
             assert_eq!(project(&cuda(), &weight, precision, None, x), together, "{dtype} {precision:?}");
+        }
+    }
+}
+
+#[test]
+fn rows_of_16_bit_weights_have_the_same_bits_in_every_small_batch() {
+    let mut rng = Rng::new(6);
+    for dtype in [DType::F16, DType::BF16] {
+        // Several pieces share each panel.
+        let (cols, features) = (2056, 130);
+        let (weight, bias) = (view(&mut rng, dtype, features, cols), rng.floats(features));
+        let x = rng.floats(32 * cols);
+        let together = project(&cuda(), &weight, Precision::Fast, Some(&bias), &x);
+        for (first, rows) in [(0, 2), (7, 8), (20, 9), (3, 17)] {
+            let fewer = project(&cuda(), &weight, Precision::Fast, Some(&bias), &x[first * cols..][..rows * cols]);
+            assert_eq!(fewer, together[first * features..][..rows * features], "{dtype}: {rows} rows from {first} on");
         }
     }
 }

@@ -8,6 +8,8 @@ mod backend;
 mod cache;
 #[path = "dense.rs"]
 mod dense;
+#[path = "gemm_floats.rs"]
+mod gemm_floats;
 #[path = "packed.rs"]
 mod packed;
 #[path = "sample.rs"]

@@ -1,5 +1,5 @@
-//! Products of weights and the rows of a step: few rows by `gemv_*` and, of packed weights, `gemm_*`; many by the driver's
-//! products of matrices.
+//! Products of weights and the rows of a step: few rows by `gemv_*` and, of packed weights and those of 16 bits, `gemm_*`; many
+//! by the driver's products of matrices.
 //!
 //! A product of matrices reads 16 bits: activations are rounded to the weight's type, bf16 for quantized ones, which are taken
 //! apart a slice of their features at a time. Weights in f32 keep f32. What must give the same bits whatever the rows stays with
@@ -16,13 +16,14 @@ use super::{
     CudaError,
     driver::{Driver, MATMUL_WORKSPACE, Matmul},
     gemm::{self, PackedKernels, PackedProducts},
+    gemm_floats::{self, FloatProducts},
     kernels::{GEMV_ROWS, Kernel, launch},
     linear::{self, CudaLinear, Form, Rows, StoredKernels},
     memory::Scratch,
     packed::{BLOCK_COLUMNS, PANEL_ROWS, PackedFormat},
 };
 
-/// Rows up to which a weight of floats is multiplied by `gemv_*`.
+/// Rows up to which a weight in f32 is multiplied by `gemv_*`.
 const FEW_ROWS: usize = GEMV_ROWS[GEMV_ROWS.len() - 1];
 /// Values of several such rows at most: each CTA reads them again, and from more than L1 that takes longer than products of
 /// matrices do.
@@ -62,6 +63,7 @@ pub struct Dense {
     /// Whether the driver multiplies matrices.
     has_matmul: bool,
     packed: PackedProducts,
+    floats: FloatProducts,
     rounded: Scratch,
     tile: Scratch,
     workspace: Scratch,
@@ -79,6 +81,7 @@ impl Dense {
             fill_bias: Kernel::named("fill_bias")?,
             has_matmul: has_matmul.is_ok(),
             packed: PackedProducts::default(),
+            floats: FloatProducts::default(),
             rounded: Scratch::default(),
             tile: Scratch::default(),
             workspace: Scratch::default(),
@@ -100,8 +103,16 @@ impl Dense {
             let (alike, rest) = left.split_at(left.iter().take(most).take_while(|other| is_alike(&product, other)).count());
             left = rest;
             match linear.form() {
+                Form::Stored(_) if is_few && gemm_floats::takes(linear.dtype(), linear.precision(), x.count) => {
+                    let is_rounded = x.count > gemm_floats::F32_ROWS;
+                    let element = operand(linear.dtype());
+                    let input = if is_rounded { Some(self.input(x, element, &mut rounded)?) } else { None };
+                    // SAFETY: the caller's promise; these are alike, and what is rounded is of the same shape.
+                    unsafe { self.floats.multiply(&self.driver, (x, input), alike)? };
+                    continue;
+                }
                 Form::Stored(_) if is_few => {
-                    // SAFETY: the caller's promise; these are alike.
+                    // SAFETY: likewise.
                     unsafe { linear::multiply_stored(&self.driver, x, alike)? };
                     continue;
                 }
@@ -113,12 +124,7 @@ impl Dense {
                 _ => {}
             }
             let element = operand(linear.dtype());
-            let input = match rounded.filter(|&(of, _)| of == element) {
-                Some((_, at)) => at,
-                None if x.element == element => x.at,
-                None => self.rounded(x, element)?,
-            };
-            rounded = Some((element, input));
+            let input = self.input(x, element, &mut rounded)?;
             if let (Form::Packed(kernels), true) = (linear.form(), is_few) {
                 // SAFETY: likewise; the rounded values are of the same shape.
                 unsafe { self.packed.multiply(&self.driver, kernels, (x, Some(input)), alike)? };
@@ -151,7 +157,10 @@ impl Dense {
     /// The type that every product with so many rows reads, or f32, from which each takes what it reads.
     pub fn input_element<'a>(&self, rows: usize, linears: impl IntoIterator<Item = &'a CudaLinear>) -> ElementType {
         let mut elements = linears.into_iter().map(|linear| match linear.form() {
-            Form::Stored(_) if self.is_few(rows, linear) => ElementType::F32,
+            Form::Stored(_) if self.is_few(rows, linear) => {
+                let is_rounded = rows > gemm_floats::F32_ROWS && gemm_floats::takes(linear.dtype(), linear.precision(), rows);
+                if is_rounded { operand(linear.dtype()) } else { ElementType::F32 }
+            }
             Form::Packed(_) if rows <= gemm::F32_ROWS => ElementType::F32,
             _ => operand(linear.dtype()),
         });
@@ -166,7 +175,22 @@ impl Dense {
         is_exact || is_few(linear.dtype(), rows, linear.in_features())
     }
 
-    /// The rows as the product reads them.
+    /// The rows as products read them that read `element`; `rounded`: those that were last rounded.
+    fn input(
+        &mut self,
+        x: Rows,
+        element: ElementType,
+        rounded: &mut Option<(ElementType, DevicePtr)>,
+    ) -> Result<DevicePtr, CudaError> {
+        let input = match rounded.filter(|&(of, _)| of == element) {
+            Some((_, at)) => at,
+            None if x.element == element => x.at,
+            None => self.rounded(x, element)?,
+        };
+        *rounded = Some((element, input));
+        Ok(input)
+    }
+
     fn rounded(&mut self, x: Rows, element: ElementType) -> Result<DevicePtr, CudaError> {
         assert_eq!(x.element, ElementType::F32, "rows that are rounded once");
         let count = x.count * x.cols;
@@ -237,9 +261,10 @@ impl Dense {
     }
 
     /// Addresses that graphs know.
-    pub fn buffers(&self) -> [DevicePtr; 5] {
+    pub fn buffers(&self) -> [DevicePtr; 7] {
         let [parts, arrivals] = self.packed.buffers();
-        [self.rounded.at(), self.tile.at(), self.workspace.at(), parts, arrivals]
+        let [float_parts, float_arrivals] = self.floats.buffers();
+        [self.rounded.at(), self.tile.at(), self.workspace.at(), parts, arrivals, float_parts, float_arrivals]
     }
 
     /// Bytes of the buffers once the largest step has run.
@@ -249,25 +274,32 @@ impl Dense {
 
     /// Steps of that shape are the largest.
     pub fn plan(&mut self, shape: &WorkspaceShape) {
-        let [rounded, tile, workspace, parts] = self.planned_bytes(shape);
+        let [rounded, tile, workspace, parts, float_parts] = self.planned_bytes(shape);
         self.rounded.plan(rounded);
         self.tile.plan(tile);
         self.workspace.plan(workspace);
         self.packed.plan(parts);
+        self.floats.plan(float_parts);
     }
 
     /// Bytes of each of the buffers.
-    fn planned_bytes(&self, shape: &WorkspaceShape) -> [usize; 4] {
+    fn planned_bytes(&self, shape: &WorkspaceShape) -> [usize; 5] {
         let &WorkspaceShape { num_tokens, dtype, precision, .. } = shape;
         let widest = shape.hidden_size.max(shape.intermediate_size).max(shape.num_heads * shape.head_dim);
         let is_packed = PackedFormat::of(dtype, precision).is_some();
         let has_many = self.has_matmul && precision == Precision::Fast && !is_few(dtype, num_tokens, widest);
-        let is_rounded = if is_packed { num_tokens > gemm::F32_ROWS } else { has_many && operand(dtype) != ElementType::F32 };
+        let is_by_floats = gemm_floats::takes(dtype, precision, num_tokens);
+        let is_rounded = match () {
+            () if is_packed => num_tokens > gemm::F32_ROWS,
+            () if is_by_floats => num_tokens > gemm_floats::F32_ROWS,
+            () => has_many && operand(dtype) != ElementType::F32,
+        };
         [
             if is_rounded { num_tokens * widest * 2 } else { 0 },
             if has_many && is_quantized(dtype) { tile_features(widest) * widest * 2 } else { 0 },
             if has_many { MATMUL_WORKSPACE } else { 0 },
             if is_packed { gemm::planned_part_bytes(num_tokens) } else { 0 },
+            if is_by_floats { gemm_floats::planned_part_bytes(num_tokens) } else { 0 },
         ]
     }
 }
@@ -289,6 +321,7 @@ fn tile_features(in_features: usize) -> usize {
 /// Whether products of matrices are not worth it for so many rows.
 fn is_few(dtype: DType, rows: usize, in_features: usize) -> bool {
     match dtype {
+        DType::BF16 | DType::F16 => rows <= gemm_floats::MAX_ROWS,
         _ if is_quantized(dtype) => rows <= FEW_QUANTIZED_ROWS,
         _ => rows == 1 || rows <= FEW_ROWS && rows * in_features <= FEW_VALUES,
     }

@@ -13,7 +13,8 @@ use super::{
     dense::Product,
     driver::{DeviceMemory, Driver},
     gemm::PackedKernels,
-    kernels::{GEMV_ROWS, Kernel, launch, weight_suffix},
+    gemm_floats,
+    kernels::{GEMM_ROWS, GEMV_ROWS, Kernel, launch, weight_suffix},
     packed::PackedFormat,
 };
 
@@ -47,6 +48,8 @@ pub struct StoredKernels {
     /// Bytes of a row of the weight.
     pub row_bytes: usize,
     gemv: [Kernel; GEMV_ROWS.len()],
+    /// The kernels for a few more rows, of formats that have them.
+    pub gemm: Option<[Kernel; GEMM_ROWS.len()]>,
     /// The kernel that takes the weight apart; `None` where that is done of packed ones alone.
     pub dequantize: Option<Kernel>,
     embed: Kernel,
@@ -58,6 +61,7 @@ impl StoredKernels {
         Ok(Self {
             row_bytes,
             gemv: [gemv(GEMV_ROWS[0])?, gemv(GEMV_ROWS[1])?, gemv(GEMV_ROWS[2])?, gemv(GEMV_ROWS[3])?],
+            gemm: gemm_floats::kernels(format),
             dequantize: Kernel::named(&format!("dequantize_{format}")).ok(),
             embed: Kernel::named(&format!("embed_{format}"))?,
         })

@@ -12,6 +12,7 @@ pub mod driver;
 pub mod embedded;
 pub mod error;
 mod gemm;
+mod gemm_floats;
 mod graph;
 mod graph_lists;
 mod graph_plan;
