@@ -127,10 +127,10 @@ impl CudaBackend {
         &self.driver
     }
 
-    /// Addresses that graphs know, and a number that changes with those of constants.
+    /// Addresses that graphs know, 0 of what is not there yet, and a number that is not 0 and changes with those of constants.
     pub(super) fn buffers(&self) -> Vec<DevicePtr> {
         let mut state = self.state();
-        let own = [state.normed.at(), state.projected.at(), state.up.at(), state.constants.clear_lost()];
+        let own = [state.normed.at(), state.projected.at(), state.up.at(), state.constants.clear_lost() + 1];
         [&own[..], &state.dense.buffers(), &state.lists.buffers()].concat()
     }
 

@@ -28,6 +28,18 @@ pub struct Graphs {
     current: Option<Bucket>,
 }
 
+impl Graphs {
+    /// Forgets what was recorded with buffers that are gone. One that is new was none, 0, before, and is in no recording.
+    fn know(&mut self, buffers: Vec<DevicePtr>) {
+        let mut pairs = self.buffers.iter().zip(&buffers);
+        if self.buffers.len() == buffers.len() && pairs.all(|(known, now)| *known == 0 || known == now) {
+            self.buffers = buffers;
+        } else {
+            *self = Self { buffers, ..Self::default() };
+        }
+    }
+}
+
 struct Graph {
     lists: PaddedLists,
     recorded: Recorded,
@@ -63,10 +75,7 @@ impl CudaBackend {
         let Some(bucket) = Bucket::of(step, max_rows) else { return Ok(false) };
         let graphs: &mut Graphs = graphs.recorded();
         self.state().lists.reserve_tables(self.driver(), step)?;
-        let buffers = self.buffers();
-        if graphs.buffers != buffers {
-            *graphs = Graphs { buffers, ..Graphs::default() };
-        }
+        graphs.know(self.buffers());
         if !graphs.by_bucket.contains_key(&bucket) {
             let taken: u64 = graphs.by_bucket.values().flatten().map(|graph| graph.bytes).sum();
             let recorded = match self.record([bucket, Bucket::largest(max_rows)], step.groups.len(), run) {
@@ -79,10 +88,7 @@ impl CudaBackend {
                 }
             };
             // Recording makes buffers, and graphs that knew smaller ones are no good.
-            let buffers = self.buffers();
-            if graphs.buffers != buffers {
-                *graphs = Graphs { buffers, ..Graphs::default() };
-            }
+            graphs.know(self.buffers());
             graphs.by_bucket.insert(bucket, recorded);
         }
         let Some(Some(graph)) = graphs.by_bucket.get_mut(&bucket) else { return Ok(false) };

@@ -255,15 +255,17 @@ fn recordings_outlive_larger_steps_that_were_planned_for() {
         recurrent_width: 0,
     };
     layer.backend.plan_workspaces(&shape);
-    // The smallest of each kind: with parts, and with rows that are rounded.
-    assert!(layer.run(&decodes(&[600; 9])));
+    // The smallest of each kind: with a product of matrices, with parts, and with rows that are rounded.
+    for rows in [33, 9] {
+        assert!(layer.run(&decodes(&vec![600; rows])));
+    }
     layer.events();
     for positions in [vec![600; 17], vec![4000; 9], vec![900; 200]] {
         assert!(layer.run(&decodes(&positions)));
         let freed = layer.events().into_iter().filter(|event| matches!(event, Event::Free(_))).count();
         assert_eq!(freed, 0, "a buffer grew for {} rows", positions.len());
     }
-    assert_eq!(layer.recording.recorded().len(), 4);
+    assert_eq!(layer.recording.recorded().len(), 5);
     layer.events();
     assert!(layer.run(&decodes(&[600; 9])));
     assert!(!layer.events().iter().any(|event| matches!(event, Event::Recorded(_))), "it was recorded before");

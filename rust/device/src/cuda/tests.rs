@@ -257,8 +257,14 @@ fn launched(kernel: &'static str, columns: u32) -> Event {
 fn many_rows_are_one_product_and_few_are_for_kernels_of_our_own() {
     let q4 = DType::Ggml(GgmlType::Q4_0);
     let run = |dtype, precision, rows| multiplied(&RecordingDriver::new(1 << 28), dtype, precision, rows);
-    assert_eq!(run(DType::BF16, Precision::Fast, 8), [launched("gemv_bf16_r8", 9)]);
-    assert_eq!(run(DType::BF16, Precision::Fast, 9), [launched("round_values", 1), Event::Matmul([9, 33, 64])]);
+    assert_eq!(run(DType::BF16, Precision::Fast, 1), [launched("gemv_bf16_r1", 9)]);
+    for rows in [2, 8] {
+        assert_eq!(run(DType::BF16, Precision::Fast, rows), [launched("gemm_bf16_r8", 1)], "{rows} rows");
+    }
+    assert_eq!(run(DType::F16, Precision::Fast, 9), [launched("round_values", 1), launched("gemm_f16_r16", 1)]);
+    assert_eq!(run(DType::BF16, Precision::Fast, 32), [launched("round_values", 2), launched("gemm_bf16_r32", 1)]);
+    assert_eq!(run(DType::BF16, Precision::Fast, 33), [launched("round_values", 3), Event::Matmul([33, 33, 64])]);
+    assert_eq!(run(DType::F32, Precision::Fast, 8), [launched("gemv_f32_r8", 9)]);
     assert_eq!(run(DType::F32, Precision::Fast, 9), [Event::Matmul([9, 33, 64])]);
     assert_eq!(run(q4, Precision::Fast, 8), [launched("gemm_q4_0_r8", 1)]);
     assert_eq!(run(q4, Precision::Fast, 16), [launched("round_values", 1), launched("gemm_q4_0_r16", 1)]);
@@ -278,11 +284,13 @@ fn many_rows_are_one_product_and_few_are_for_kernels_of_our_own() {
 }
 
 #[test]
-fn few_rows_that_are_wide_are_one_product() {
-    let run = |rows, cols| projected(&RecordingDriver::new(1 << 28), &[DType::BF16], Precision::Fast, [rows, cols], None);
-    assert_eq!(run(4, 4096), [launched("gemv_bf16_r4", 9)]);
-    assert_eq!(run(5, 4096), [launched("round_values", 20), Event::Matmul([5, 33, 4096])]);
-    assert_eq!(run(1, 20_480), [launched("gemv_bf16_r1", 9)]);
+fn few_rows_of_f32_that_are_wide_are_one_product() {
+    let run = |dtype, rows, cols| projected(&RecordingDriver::new(1 << 28), &[dtype], Precision::Fast, [rows, cols], None);
+    assert_eq!(run(DType::F32, 4, 4096), [launched("gemv_f32_r4", 9)]);
+    assert_eq!(run(DType::F32, 5, 4096), [Event::Matmul([5, 33, 4096])]);
+    assert_eq!(run(DType::F32, 1, 20_480), [launched("gemv_f32_r1", 9)]);
+    // In pieces of four stages.
+    assert_eq!(run(DType::BF16, 5, 4096), [launched("gemm_bf16_r8", 4)]);
 }
 
 #[test]
@@ -301,20 +309,25 @@ fn norms_write_what_all_products_read() {
     let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; 64].into(), bias: None, eps: 1e-5 };
     let run =
         |dtypes: &[DType], rows| projected(&RecordingDriver::new(1 << 28), dtypes, Precision::Fast, [rows, 64], Some(&norm));
-    let (normed, product) = (launched("rms_norm", 9), || Event::Matmul([9, 33, 64]));
-    assert_eq!(run(&[DType::BF16; 2], 9), [normed.clone(), product(), product()]);
+    let product = || Event::Matmul([33, 33, 64]);
+    assert_eq!(run(&[DType::BF16; 2], 33), [launched("rms_norm", 33), product(), product()]);
+    let normed = launched("rms_norm", 9);
+    assert_eq!(run(&[DType::BF16; 2], 9), [normed.clone(), launched("gemm_bf16_r16", 2)]);
     let q4 = DType::Ggml(GgmlType::Q4_0);
-    assert_eq!(run(&[DType::BF16, q4], 9), [normed.clone(), product(), launched("gemm_q4_0_r16", 1)]);
+    assert_eq!(run(&[DType::BF16, q4], 9), [normed.clone(), launched("gemm_bf16_r16", 1), launched("gemm_q4_0_r16", 1)]);
     let rounded = || launched("round_values", 1);
-    assert_eq!(run(&[DType::BF16, DType::F16], 9), [normed.clone(), rounded(), product(), rounded(), product()]);
+    let [bf16, f16] = ["gemm_bf16_r16", "gemm_f16_r16"].map(|kernel| launched(kernel, 1));
+    assert_eq!(run(&[DType::BF16, DType::F16], 9), [normed.clone(), rounded(), bf16, rounded(), f16.clone()]);
     // Values beyond f16 become its largest as they are rounded.
-    assert_eq!(run(&[DType::F16], 9), [normed, rounded(), product()]);
+    assert_eq!(run(&[DType::F16], 9), [normed, rounded(), f16]);
 }
 
 #[test]
-fn without_cublaslt_many_rows_are_gemvs_as_well() {
-    let events = multiplied(&RecordingDriver::without_matmul(1 << 28), DType::BF16, Precision::Fast, 17);
-    assert_eq!(events, ["gemv_bf16_r8", "gemv_bf16_r8", "gemv_bf16_r1"].map(|kernel| launched(kernel, 9)));
+fn without_cublaslt_many_rows_are_for_the_kernels_of_few() {
+    let run = |dtype, rows| multiplied(&RecordingDriver::without_matmul(1 << 28), dtype, Precision::Fast, rows);
+    assert_eq!(run(DType::F32, 17), ["gemv_f32_r8", "gemv_f32_r8", "gemv_f32_r1"].map(|kernel| launched(kernel, 9)));
+    let in_passes = [launched("round_values", 3), launched("gemm_bf16_r32", 1), launched("gemm_bf16_r16", 1)];
+    assert_eq!(run(DType::BF16, 33), in_passes);
 }
 
 #[test]
