@@ -120,9 +120,6 @@ __device__ __forceinline__ float exp2_fast(float x) {
 
 __device__ __forceinline__ uint32_t shared_address(const void* shared) { return static_cast<uint32_t>(__cvta_generic_to_shared(shared)); }
 
-// Asks for the line of L2 that this is in.
-__device__ __forceinline__ void prefetch(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
-
 // 16 bytes from global to shared memory, past the registers; zeros where not valid.
 __device__ __forceinline__ void copy16_async(void* shared, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid ? 16 : 0)
@@ -135,7 +132,10 @@ __device__ __forceinline__ uint64_t read_once_policy() {
     return policy;
 }
 __device__ __forceinline__ void copy16_async(void* shared, const void* global, bool valid, uint64_t policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)), "l"(global),
+    // ptxas of CUDA 13.0 makes an illegal instruction of a copy with a policy to an address with a uniform register. This one has
+    // none: nothing is known of threadIdx.y, which is 0.
+    const uint32_t to = shared_address(shared) ^ threadIdx.y;
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(global),
                  "r"(valid ? 16 : 0), "l"(policy)
                  : "memory");
 }

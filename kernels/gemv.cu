@@ -40,6 +40,8 @@ struct Gemv {
     static constexpr unsigned COPY_BYTES = IS_FLOAT<Format> ? 0 : 2 * WARPS * STAGE_BYTES;
     static constexpr unsigned SUM_BYTES = WARPS * FEATURES * ROWS * 4;
     static constexpr unsigned SHARED_BYTES = COPY_BYTES > SUM_BYTES ? COPY_BYTES : SUM_BYTES;
+    // One row of 16-bit floats is all waiting: as many CTAs as there is room for.
+    static constexpr unsigned CTAS = IS_FLOAT<Format> && Format::BYTES == 64 && ROWS == 1 ? 9 : 1;
 };
 
 // A CTA's features, of one of the targets.
@@ -82,36 +84,59 @@ struct Sums {
     }
 };
 
-__device__ __forceinline__ void load8(weights::F32, const uint8_t* row, unsigned column, float (&w)[8]) {
-    const float4* from = reinterpret_cast<const float4*>(row + size_t(column) * 4);
-    const float4 a = from[0], b = from[1];
-    w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w, w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
-}
-template <class T>
-__device__ __forceinline__ void load8(weights::Float16Bits<T>, const uint8_t* row, unsigned column, float (&w)[8]) {
-    const uint4 x = *reinterpret_cast<const uint4*>(row + size_t(column) * 2);
-    const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
+// Eight columns of floats, as they lie in memory.
+template <class Format>
+struct Eight {
+    static constexpr int PIECES = 8 * Format::BYTES / Format::LEN / 16;
+    uint4 pieces[PIECES];
+
+    __device__ __forceinline__ void load(const uint8_t* row, unsigned column) {
+        const uint4* from = reinterpret_cast<const uint4*>(row + size_t(column) * Format::BYTES / Format::LEN);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float2 pair = unpack<T>(pairs[i]);
+        for (int i = 0; i < PIECES; i++) pieces[i] = from[i];
+    }
+    __device__ __forceinline__ void unpack_to(float (&w)[8]) const {
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            const uint32_t words[4] = {pieces[i].x, pieces[i].y, pieces[i].z, pieces[i].w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) unpack_word(Format{}, words[j], w, 4 * i + j);
+        }
+    }
+    static __device__ __forceinline__ void unpack_word(weights::F32, uint32_t word, float (&w)[8], int i) { w[i] = __uint_as_float(word); }
+    template <class T>
+    static __device__ __forceinline__ void unpack_word(weights::Float16Bits<T>, uint32_t word, float (&w)[8], int i) {
+        const float2 pair = unpack<T>(word);
         w[2 * i] = pair.x, w[2 * i + 1] = pair.y;
     }
-}
+};
 
 template <class Format, int ROWS>
 __device__ void multiply_floats(const GemvArgs& args, const Share& share, Sums<ROWS>& sums) {
+    const uint8_t* rows[FEATURES];
+#pragma unroll
+    for (unsigned f = 0; f < FEATURES; f++) rows[f] = share.row(args, f);
     const unsigned first = threadIdx.x * 8;
-    constexpr unsigned THREADS_OF_LINE = 128 * Format::LEN / Format::BYTES / 8;
-    if (threadIdx.x % THREADS_OF_LINE == 0 && first < args.in_features) {
+    if (first >= args.in_features) return wait_for_inputs();
+    float w[FEATURES][8];
+    {
+        // On their way while the kernel before ends.
+        Eight<Format> eights[FEATURES];
 #pragma unroll
-        for (unsigned f = 0; f < FEATURES; f++) prefetch(share.row(args, f) + size_t(first) * Format::BYTES / Format::LEN);
+        for (unsigned f = 0; f < FEATURES; f++) eights[f].load(rows[f], first);
+        wait_for_inputs();
+#pragma unroll
+        for (unsigned f = 0; f < FEATURES; f++) eights[f].unpack_to(w[f]);
+        sums.add(args, first, w);
     }
-    wait_for_inputs();
 #pragma unroll 1
-    for (unsigned column = first; column < args.in_features; column += WARPS * 32 * 8) {
-        float w[FEATURES][8];
+    for (unsigned column = first + WARPS * 32 * 8; column < args.in_features; column += WARPS * 32 * 8) {
 #pragma unroll
-        for (unsigned f = 0; f < FEATURES; f++) load8(Format{}, share.row(args, f), column, w[f]);
+        for (unsigned f = 0; f < FEATURES; f++) {
+            Eight<Format> eight;
+            eight.load(rows[f], column);
+            eight.unpack_to(w[f]);
+        }
         sums.add(args, column, w);
     }
 }
@@ -217,7 +242,7 @@ __device__ void gemv(const GemvArgs& args) {
 }  // namespace
 
 #define GEMV(NAME, FORMAT, ROWS) \
-    WEIGHT_KERNEL(gemv_##NAME##_r##ROWS, GemvArgs, WARPS * 32, (Gemv<FORMAT, ROWS>::SHARED_BYTES), 1) { gemv<FORMAT, ROWS>(args); }
+    WEIGHT_KERNEL(gemv_##NAME##_r##ROWS, GemvArgs, WARPS * 32, (Gemv<FORMAT, ROWS>::SHARED_BYTES), (Gemv<FORMAT, ROWS>::CTAS)) { gemv<FORMAT, ROWS>(args); }
 #define GEMV_OF(NAME, FORMAT) \
     GEMV(NAME, FORMAT, 1)     \
     GEMV(NAME, FORMAT, 2)     \

@@ -193,8 +193,6 @@ inline float exp2_fast(float x) { return exp2f(x); }
 
 // Kernels run one after the other.
 inline void wait_for_inputs() {}
-// Nothing is nearer; but what is asked for must be there.
-inline void prefetch(const void* global) { static_cast<void>(*static_cast<const volatile unsigned char*>(global)); }
 
 inline void copy16_async(void* shared, const void* global, bool valid) { emulation::copy_async(shared, global, 16, valid ? 16 : 0); }
 inline uint64_t read_once_policy() { return 0; }
