@@ -187,7 +187,7 @@ pub fn planned_part_bytes(num_rows: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cut, MAX_PIECES, MIN_STAGES, PANEL_ROWS};
+    use super::{Cut, MAX_PIECES, MIN_STAGES, PANEL_ROWS, WIDE_PIECES};
 
     #[test]
     fn pieces_have_all_stages() {
@@ -207,10 +207,13 @@ mod tests {
     #[test]
     fn large_weights_are_cut_into_nearly_two_pieces_for_each_multiprocessor() {
         // Llama-3-8B.
-        for shape in [[4096_usize, 4096], [6144, 4096], [28_672, 4096], [14_336, 4096], [4096, 14_336], [128_256, 4096]] {
+        for shape in [[4096_usize, 4096], [6144, 4096], [4096, 14_336], [128_256, 4096]] {
             let Cut { num_pieces, .. } = Cut::of(shape, 256);
             assert!((250..=MAX_PIECES).contains(&num_pieces), "{shape:?}: {num_pieces}");
         }
+        // Beside another such.
+        let Cut { num_pieces, .. } = Cut::of([14_336, 4096], 256);
+        assert!((125..=WIDE_PIECES).contains(&num_pieces), "{num_pieces}");
         assert_eq!(Cut::of([1024, 4096], 256), Cut { part_stages: 4, num_pieces: 64 });
     }
 }
