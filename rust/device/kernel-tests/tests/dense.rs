@@ -99,8 +99,7 @@ fn few(dtype: DType) -> usize {
 fn rounded_from(dtype: DType) -> usize {
     match dtype {
         DType::F32 => 9,
-        DType::F16 | DType::BF16 => 2,
-        DType::Ggml(_) => 1,
+        _ => 1,
     }
 }
 

@@ -103,7 +103,7 @@ impl Dense {
             let (alike, rest) = left.split_at(left.iter().take(most).take_while(|other| is_alike(&product, other)).count());
             left = rest;
             match linear.form() {
-                Form::Stored(_) if is_few && gemm_floats::takes(linear.dtype(), linear.precision(), x.count) => {
+                Form::Stored(_) if is_few && gemm_floats::takes(linear.dtype(), linear.precision()) => {
                     let is_rounded = x.count > gemm_floats::F32_ROWS;
                     let element = operand(linear.dtype());
                     let input = if is_rounded { Some(self.input(x, element, &mut rounded)?) } else { None };
@@ -158,7 +158,7 @@ impl Dense {
     pub fn input_element<'a>(&self, rows: usize, linears: impl IntoIterator<Item = &'a CudaLinear>) -> ElementType {
         let mut elements = linears.into_iter().map(|linear| match linear.form() {
             Form::Stored(_) if self.is_few(rows, linear) => {
-                let is_rounded = rows > gemm_floats::F32_ROWS && gemm_floats::takes(linear.dtype(), linear.precision(), rows);
+                let is_rounded = rows > gemm_floats::F32_ROWS && gemm_floats::takes(linear.dtype(), linear.precision());
                 if is_rounded { operand(linear.dtype()) } else { ElementType::F32 }
             }
             Form::Packed(_) if rows <= gemm::F32_ROWS => ElementType::F32,
@@ -288,7 +288,7 @@ impl Dense {
         let widest = shape.hidden_size.max(shape.intermediate_size).max(shape.num_heads * shape.head_dim);
         let is_packed = PackedFormat::of(dtype, precision).is_some();
         let has_many = self.has_matmul && precision == Precision::Fast && !is_few(dtype, num_tokens, widest);
-        let is_by_floats = gemm_floats::takes(dtype, precision, num_tokens);
+        let is_by_floats = gemm_floats::takes(dtype, precision);
         let is_rounded = match () {
             () if is_packed => num_tokens > gemm::F32_ROWS,
             () if is_by_floats => num_tokens > gemm_floats::F32_ROWS,

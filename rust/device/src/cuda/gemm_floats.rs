@@ -20,8 +20,6 @@ use super::{
     memory::Scratch,
 };
 
-/// Rows from which on weights are multiplied by these kernels; fewer by `gemv_*`.
-pub const MIN_ROWS: usize = 2;
 /// Rows that one reading of a weight serves.
 pub const MAX_ROWS: usize = GEMM_ROWS[GEMM_ROWS.len() - 1];
 /// Rows whose x is read as it is, in f32; of more it is rounded to the weight's type before.
@@ -42,10 +40,9 @@ pub fn kernels(format: &str) -> Option<[Kernel; GEMM_ROWS.len()]> {
         .flatten()
 }
 
-/// Whether these kernels multiply so many rows by a weight of that type, where products of matrices are not worth it or not to be
-/// had.
-pub fn takes(dtype: DType, precision: Precision, rows: usize) -> bool {
-    matches!(dtype, DType::BF16 | DType::F16) && precision == Precision::Fast && rows >= MIN_ROWS
+/// Whether these kernels multiply by a weight of that type, where products of matrices are not worth it or not to be had.
+pub fn takes(dtype: DType, precision: Precision) -> bool {
+    matches!(dtype, DType::BF16 | DType::F16) && precision == Precision::Fast
 }
 
 /// How a weight is cut.
