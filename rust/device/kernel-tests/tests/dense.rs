@@ -91,7 +91,8 @@ fn project(backend: &dyn Backend, weight: &WeightView, precision: Precision, bia
 fn few(dtype: DType) -> usize {
     match dtype {
         DType::F32 => 8,
-        _ => 32,
+        DType::F16 | DType::BF16 => 32,
+        DType::Ggml(_) => 128,
     }
 }
 
@@ -154,7 +155,7 @@ fn values_beyond_f16_become_its_largest() {
 fn many_rows_are_scaled_and_added_to_the_residual() {
     let mut rng = Rng::new(2);
     for dtype in DTYPES {
-        let (weight, bias, rows) = (view(&mut rng, dtype, 64, COLS), rng.floats(64), 40);
+        let (weight, bias, rows) = (view(&mut rng, dtype, 64, COLS), rng.floats(64), few(dtype) + 8);
         let (x, residual) = (rng.floats(rows * COLS), rng.floats(rows * 64));
         let run = |backend: &dyn Backend, weight: &WeightView, precision, x: &[f32]| {
             let (linear, x) = (linear(backend, weight, precision, Some(&bias)), tensor(backend, x, COLS));
@@ -174,7 +175,7 @@ fn a_weight_larger_than_a_slice_is_multiplied_whole() {
     // 2048 features of 8192 columns are a slice.
     let (mut rng, cols, features) = (Rng::new(3), 8192, 2048 + 65);
     let weight = view(&mut rng, Q8_0, features, cols);
-    let x = rng.floats(33 * cols);
+    let x = rng.floats((few(Q8_0) + 1) * cols);
     let actual = project(&cuda(), &weight, Precision::Fast, None, &x);
     let rounded = rounded(&weight);
     for feature in [0, 1, 2047, 2048, 2049, features - 1] {

@@ -62,8 +62,8 @@ fn linear(backend: &CudaBackend, format: DType, precision: Precision) -> Linear 
 /// One row, and up to every capacity, and many; and rows of a table.
 fn multiply(backend: &CudaBackend, format: DType, precision: Precision) {
     let linear = linear(backend, format, precision);
-    let (mut x, mut out) = (backend.alloc(100, WIDTH).unwrap(), backend.alloc(100, WIDTH).unwrap());
-    for rows in [1, 2, 4, 8, 16, 32, 100] {
+    let (mut x, mut out) = (backend.alloc(200, WIDTH).unwrap(), backend.alloc(200, WIDTH).unwrap());
+    for rows in [1, 2, 4, 8, 16, 32, 200] {
         backend.embed(
             &EmbedArgs { table: EmbeddingTable::Loaded(&linear), token_ids: &vec![0; rows], adapters: &[], scale: 1.0 },
             &mut x,
