@@ -20,8 +20,8 @@ struct Decoding {
     static constexpr int VECTORS = 16;
     static constexpr unsigned TILE_BYTES = Tile<T, D, KEYS>::BYTES;
     static constexpr unsigned QUERY_BYTES = VECTORS * QUERY_ROW_BYTES<D>;
-    // Three CTAs fit an SM of sm_90, which has 228 KiB, one of which each CTA takes itself: a third one is worth more than a stage.
-    // Two stages there must be: one-byte vectors of 256 take a little more, and two CTAs fit.
+    // Three CTAs fit an SM of sm_90, which has 228 KiB, one of which each CTA takes itself: a third one is worth more than a
+    // stage. Two stages there must be: one-byte vectors of 256 take a little more, and two CTAs fit.
     static constexpr unsigned CTA_BYTES = 75 << 10;
     static constexpr int WARPS = 8 * TILE_BYTES <= CTA_BYTES ? 4 : 2;
     static constexpr int FITTING = (CTA_BYTES - QUERY_BYTES) / (WARPS * TILE_BYTES);

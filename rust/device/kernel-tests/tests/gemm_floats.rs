@@ -123,7 +123,8 @@ impl Product {
 fn products_agree_with_the_oracle() {
     let mut rng = Rng::new(1);
     for format in FORMATS {
-        // Less than a stage, a panel whose columns several pieces have, pieces that begin within a panel, pieces of several panels.
+        // Less than a stage, a panel whose columns several pieces have, pieces that begin within a panel, pieces of several
+        // panels.
         for (features, cols, part_stages) in
             [(5, 8, 4), (70, 576, 4), (70, 1320, 1), (129, 1032, 2), (200, 256, 3), (64, 2304, 20)]
         {
@@ -177,7 +178,8 @@ fn targets_of_one_launch_have_the_bits_that_they_have_alone() {
         let weight = Weight::random(format, 256, 520, &mut rng);
         for (cuts, part_stages) in [(vec![128, 192], 2), (vec![64], 1), (vec![128, 192], 5)] {
             let mut product = Product::random(&weight, 9, part_stages, &mut rng);
-            // Cuts at whole panels, whose pieces begin with one: the same pieces of the same panels, but those of the last target.
+            // Cuts at whole panels, whose pieces begin with one: the same pieces of the same panels, but those of the last
+            // target.
             product.cuts = cuts;
             let together = product.run(&weight, (0, 9), 16, Order::Ascending);
             let firsts = [&[0], product.cuts.as_slice(), &[weight.rows]].concat();

@@ -21,9 +21,9 @@ const DECODE_VECTORS: usize = 16;
 const PREFILL_VECTORS: usize = 64;
 /// A part of the keys begins at a multiple of this.
 const KEY_TILE: usize = 64;
-/// Keys of a part at least. Measured on an H100 with 64 query heads, 8 KV heads and D 128 in bf16, parts of 512 keys against those
-/// of 256: 32 requests of 4096 keys 200 us against 204, 8 of 2048 31.5 against 33.9, 128 of 512 100 against 120, one of 512 as
-/// long, one of 4096 14.7 against 14.1.
+/// Keys of a part at least. Measured on an H100 with 64 query heads, 8 KV heads and D 128 in bf16, parts of 512 keys against
+/// those of 256: 32 requests of 4096 keys 200 us against 204, 8 of 2048 31.5 against 33.9, 128 of 512 100 against 120, one of 512
+/// as long, one of 4096 14.7 against 14.1.
 pub const MIN_PART_KEYS: usize = 512;
 /// Parts of a row at most: with its 8 KV heads, a request of 32,768 keys keeps all multiprocessors busy by itself.
 pub const MAX_PARTS: usize = 64;

@@ -1,8 +1,8 @@
-//! Products of packed weights, by `gemm_*`: up to 32 rows for one reading. A row gets the same bits beside any others, and a weight
-//! beside any others.
+//! Products of packed weights, by `gemm_*`: up to 32 rows for one reading. A row gets the same bits beside any others, and a
+//! weight beside any others.
 //!
-//! The stages of all panels of a weight are one sequence, which is cut into pieces, a CTA each. Pieces that share a panel are summed
-//! in an order that the weight's shape decides. Several weights in a launch are cut each by itself.
+//! The stages of all panels of a weight are one sequence, which is cut into pieces, a CTA each. Pieces that share a panel are
+//! summed in an order that the weight's shape decides. Several weights in a launch are cut each by itself.
 
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ use super::{
 pub const MAX_ROWS: usize = GEMM_ROWS[GEMM_ROWS.len() - 1];
 /// Rows whose x is read as it is, in f32; of more it is rounded to bf16 before.
 pub const F32_ROWS: usize = GEMM_ROWS[0];
-/// Pieces of a weight at most: two for each multiprocessor of an H100. It must not depend on the GPU that is there, or bits would.
+/// Pieces of a weight at most: two for each multiprocessor of an H100. It must not depend on the GPU that is there, or bits
+/// would.
 const MAX_PIECES: usize = 2 * 132;
 /// Pieces of a weight with twice as many features as columns, unless they are very many: gate and up, which a launch multiplies
 /// by together. Measured on an H100, 2 x 14336 x 4096 of Q4_K: 27 us, and 31 us cut into as many as others.
@@ -88,7 +89,8 @@ pub struct PackedProducts {
 }
 
 impl PackedProducts {
-    /// Multiplies by packed weights, 32 rows at a time. `rounded`: x in bf16, if it has more than [`F32_ROWS`] rows, and only then.
+    /// Multiplies by packed weights, 32 rows at a time. `rounded`: x in bf16, if it has more than [`F32_ROWS`] rows, and only
+    /// then.
     ///
     /// # Safety
     /// `x`, `rounded` and the outputs are memory of `driver` of these shapes. All weights are packed, of one format and width, at
@@ -156,8 +158,8 @@ impl PackedProducts {
             scale: *scale,
             reserved: 0,
         };
-        // SAFETY: the caller's promise; weights and biases have these shapes and live as long as the products, the parts have room,
-        // and there is a number of arrivals for each piece.
+        // SAFETY: the caller's promise; weights and biases have these shapes and live as long as the products, the parts have
+        // room, and there is a number of arrivals for each piece.
         unsafe { launch(driver, kernels.gemm[capacity], [pieces, 1, 1], &args) }
     }
 

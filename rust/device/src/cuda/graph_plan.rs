@@ -22,8 +22,8 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Of a step; `None` when a request has several rows, the padded rows would be more than `max_rows`, or there are more parts than
-    /// are kept at once.
+    /// Of a step; `None` when a request has several rows, the padded rows would be more than `max_rows`, or there are more parts
+    /// than are kept at once.
     pub fn of(step: &StepMetadata, max_rows: usize) -> Option<Self> {
         let num_reqs = step.num_reqs();
         let decodes = step.positions.len() == num_reqs && step.query_start_loc.windows(2).all(|pair| pair[1] == pair[0] + 1);

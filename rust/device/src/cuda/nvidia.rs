@@ -371,8 +371,8 @@ impl Driver for NvidiaDriver {
             attrs: &raw mut overlaps,
             numAttrs: waits.into(),
         };
-        // SAFETY: the caller's promise; the driver copies the argument, which it does not change, before it returns. A kernel that
-        // may begin early waits before it reads what others write.
+        // SAFETY: the caller's promise; the driver copies the argument, which it does not change, before it returns. A kernel
+        // that may begin early waits before it reads what others write.
         let start = || unsafe { sys::cuLaunchKernelEx(&raw const config, handle, params.as_mut_ptr(), null_mut()) }.result();
         self.call(&format!("starting kernel {}", launch.kernel.name), start)
     }

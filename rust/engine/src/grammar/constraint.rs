@@ -84,7 +84,8 @@ impl Constraint {
 
     /// The tokens that may come next, at least one; not behind the end.
     ///
-    /// An [`EngineError::Grammar`] when there are none: no token of the model spells what the grammar wants, or it is too complex.
+    /// An [`EngineError::Grammar`] when there are none: no token of the model spells what the grammar wants, or it is too
+    /// complex.
     pub fn mask(&mut self) -> Result<TokenMask<'_>, EngineError> {
         self.mask = self.ask(|matcher| matcher.compute_mask().map_err(|error| error.to_string()))?.into();
         Ok(TokenMask::new(&self.mask, self.vocab_size)?)
