@@ -429,15 +429,16 @@ fn cuda_backend_agrees_with_goldens() {
     });
 }
 
-/// Twelve requests in step, token by token, so that every step is a CUDA graph with more rows than a GEMV takes: activations are
-/// rounded to the weights' BF16 and multiplied as matrices.
+/// Requests in step, token by token, so that every step is a CUDA graph: of more rows than kernels of our own take, whose
+/// activations are rounded to the weights' BF16 and multiplied as matrices; and of twelve and fewer, once the shortest have ended.
 fn check_products_in_graphs(driver: Arc<dyn Driver>) {
     driver.check_matmul().expect("LD_LIBRARY_PATH with the folder of libcublasLt.so.13");
     let backend = Arc::new(CudaBackend::new(driver).unwrap());
     let mut runner = load(&hugging_face("llama"), backend, Precision::Fast, KvDType::F32);
     let mut harness = Harness::new(&mut runner, 8);
     let [tiny, short, _, chat] = <[Case; 4]>::try_from(cases("llama")).ok().expect("four cases");
-    let cases: Vec<&Case> = [&tiny, &short, &chat].into_iter().cycle().take(12).collect();
+    let long = [&tiny, &short, &chat].into_iter().cycle().take(12);
+    let cases: Vec<&Case> = long.chain(std::iter::repeat_n(&tiny, 22)).collect();
     for case in &cases {
         harness.add(case.ids(), case.prompt_ids.len());
     }
