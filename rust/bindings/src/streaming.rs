@@ -105,7 +105,7 @@ impl Parts {
 impl Parts {
     /// Behind the last part: once the error of a choice that failed.
     pub fn end(&mut self) -> Result<(), EngineError> {
-        self.failure.take().map_or(Ok(()), |why| Err(why))
+        self.failure.take().map_or(Ok(()), Err)
     }
 }
 
