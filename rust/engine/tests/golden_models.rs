@@ -430,7 +430,8 @@ fn cuda_backend_agrees_with_goldens() {
 }
 
 /// Requests in step, token by token, so that every step is a CUDA graph: of more rows than kernels of our own take, whose
-/// activations are rounded to the weights' BF16 and multiplied as matrices; and of twelve and fewer, once the shortest have ended.
+/// activations are rounded to the weights' BF16 and multiplied as matrices; and of twelve and fewer, once the shortest have
+/// ended.
 fn check_products_in_graphs(driver: Arc<dyn Driver>) {
     driver.check_matmul().expect("LD_LIBRARY_PATH with the folder of libcublasLt.so.13");
     let backend = Arc::new(CudaBackend::new(driver).unwrap());
