@@ -183,7 +183,7 @@ struct GemvArgs {
 
 // A weight that gemm_* multiplies by, and where the products go.
 struct GemmTarget {
-    const uint8_t* w;   // [ceil(out_features / 64), panel_bytes] bytes
+    const uint8_t* w;   // packed: [ceil(out_features / 64), w_stride] bytes; bf16 and f16: [out_features, w_stride] bytes
     const float* bias;  // [out_features] or null
     float* out;         // [num_rows, out_stride]
     uint32_t out_features, out_stride;
@@ -191,36 +191,14 @@ struct GemmTarget {
     uint32_t part_stages; // stages that each of them sums, all but the last one
 };
 
-// gemm_*: as gemv_*, of weights that are packed (packed.cuh), by x rounded to bf16.
+// gemm_*: as gemv_*, of weights that are packed (packed.cuh), by x rounded to bf16, and of bf16 and f16, by x rounded to their
+// type.
 struct GemmArgs {
-    const void* x;      // [num_rows, x_stride], f32 of gemm_*_r8, else bf16
+    const void* x;      // [num_rows, x_stride], f32 of gemm_*_r8, else rounded
     GemmTarget targets[MAX_TARGETS]; // the first one's first_piece is 0
-    float* parts;       // [gridDim.x, 2, 64 * capacity]: what a CTA has summed of its first panel, and of later ones
+    float* parts;       // [gridDim.x, 2, 64 * capacity]: what a CTA has summed of panels that it may share
     uint32_t* arrivals; // [gridDim.x], 0 before and after: CTAs that are done with a panel they share
-    uint64_t panel_bytes;
-    uint32_t num_rows, in_features, x_stride;
-    uint32_t accumulate; // 1: added to out
-    float scale;
-    uint32_t reserved;
-};
-
-// A weight that gemm_bf16_* or gemm_f16_* multiplies by, and where the products go.
-struct GemmFloatsTarget {
-    const uint8_t* w;   // [out_features, row_bytes] bytes
-    const float* bias;  // [out_features] or null
-    float* out;         // [num_rows, out_stride]
-    uint32_t out_features, out_stride;
-    uint32_t first_piece; // The CTAs from this on are its own; none: 0xffffffff.
-    uint32_t part_stages; // stages of 64 features x 256 columns that each of them sums, all but the last one
-};
-
-// gemm_bf16_*, gemm_f16_*: as gemv_*, by x rounded to the weight's type.
-struct GemmFloatsArgs {
-    const void* x;      // [num_rows, x_stride], f32 of gemm_*_r8, else of the weight's type
-    GemmFloatsTarget targets[MAX_TARGETS]; // the first one's first_piece is 0
-    float* parts;       // [gridDim.x, 2, 64 * capacity]: what a CTA has summed of panels that it shares
-    uint32_t* arrivals; // [gridDim.x], 0 before and after: CTAs that are done with a panel they share
-    uint64_t row_bytes; // a multiple of 16
+    uint64_t w_stride;  // bytes from a panel to the next one; of bf16 and f16 from a row to the next one, a multiple of 16
     uint32_t num_rows, in_features, x_stride;
     uint32_t accumulate; // 1: added to out
     float scale;

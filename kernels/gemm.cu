@@ -230,7 +230,7 @@ struct Copier {
     unsigned slot = 0;  // In bytes.
 
     __device__ __forceinline__ Copier(const Work<Format>& work, unsigned warp) {
-        panel = work.target.w + work.panel * work.args.panel_bytes + threadIdx.x % 32 * 16;
+        panel = work.target.w + work.panel * work.args.w_stride + threadIdx.x % 32 * 16;
         at = block_place<Format>(work.stage * Format::STAGE_BLOCKS + warp);
         end = block_place<Format>(work.end());
         left = work.left - work.stages();
@@ -238,7 +238,7 @@ struct Copier {
     __device__ __forceinline__ void copy(const Work<Format>& work, unsigned char* slots, unsigned warp) {
         while (at >= end && left) {
             const unsigned stages = min(left, work.panel_stages());
-            panel += work.args.panel_bytes;
+            panel += work.args.w_stride;
             at = block_place<Format>(warp);
             end = block_place<Format>(min(stages * Format::STAGE_BLOCKS, work.num_blocks()));
             left -= stages;

@@ -47,7 +47,7 @@ struct Activations {
     static constexpr int LOADS = ROW_TILES == 1 ? 2 : 1;
     uint4 loaded[ROW_TILES][LOADS];
 
-    __device__ __forceinline__ void load(const GemmFloatsArgs& args, unsigned column) {
+    __device__ __forceinline__ void load(const GemmArgs& args, unsigned column) {
         using Element = std::conditional_t<ROW_TILES == 1, uint32_t, uint16_t>;
         const unsigned g = threadIdx.x % 32 / 4;
 #pragma unroll
@@ -103,11 +103,11 @@ __device__ __forceinline__ float4 add4(float4 a, float4 b) { return make_float4(
 
 // What a CTA sums: a range of the stages of all panels of a target, one after the other.
 struct Work {
-    const GemmFloatsArgs& args;
-    const GemmFloatsTarget& target;
+    const GemmArgs& args;
+    const GemmTarget& target;
     unsigned piece, panel_stages, panel, stage, left;
 
-    __device__ __forceinline__ explicit Work(const GemmFloatsArgs& args)
+    __device__ __forceinline__ explicit Work(const GemmArgs& args)
         : args(args),
           target(args.targets[(blockIdx.x >= args.targets[1].first_piece) + (blockIdx.x >= args.targets[2].first_piece)]),
           piece(blockIdx.x - target.first_piece),
@@ -133,7 +133,7 @@ struct Copier {
 
     __device__ __forceinline__ Copier(const Work& work, unsigned char* slots)
         : slots(slots), feature(work.panel * FEATURES + threadIdx.x % 32 / 4), stage(work.stage), left(work.left) {
-        row = work.target.w + feature * work.args.row_bytes;
+        row = work.target.w + feature * work.args.w_stride;
     }
     __device__ __forceinline__ void copy(const Work& work) {
         if (left) {
@@ -144,10 +144,10 @@ struct Copier {
             for (unsigned i = 0; i < PIECES; i++) {
                 const bool is_there = is_inside && feature + 8 * i < work.target.out_features;
                 copy16_async(slots + slot + i * PIECE_BYTES, from, is_there, read_once_policy());
-                from += 8 * work.args.row_bytes;
+                from += 8 * work.args.w_stride;
             }
             left--;
-            if (++stage == work.panel_stages) stage = 0, feature += FEATURES, row += FEATURES * work.args.row_bytes;
+            if (++stage == work.panel_stages) stage = 0, feature += FEATURES, row += FEATURES * work.args.w_stride;
         }
         slot = slot + SLOT_BYTES < SLOTS * SLOT_BYTES ? slot + SLOT_BYTES : 0;
         copy_commit();
@@ -156,7 +156,7 @@ struct Copier {
 
 // Writes what unit `at / 32` of lane `at % 32` has summed.
 __device__ __forceinline__ void store(const Work& work, unsigned at, float4 sums) {
-    const GemmFloatsArgs& args = work.args;
+    const GemmArgs& args = work.args;
     const unsigned lane = at % 32, unit = at / 32;
     const float values[4] = {sums.x, sums.y, sums.z, sums.w};
 #pragma unroll
@@ -198,7 +198,7 @@ __device__ __forceinline__ void merge_warps(unsigned char* shared, unsigned slot
 // Ends a panel: its sums become the output, or are left for the CTA that is the last one to be done with the panel.
 template <class Sums>
 __device__ __forceinline__ void finish(const Work& work, unsigned char* shared, unsigned slot, const Sums& sums) {
-    const GemmFloatsArgs& args = work.args;
+    const GemmArgs& args = work.args;
     constexpr unsigned TOGETHER = 6;
     constexpr unsigned PART = Sums::UNITS * 32;
     const unsigned part_stages = work.target.part_stages, first_stage = work.panel * work.panel_stages;
@@ -239,7 +239,7 @@ __device__ __forceinline__ void finish(const Work& work, unsigned char* shared, 
 }
 
 template <class T, int ROWS>
-__device__ void gemm(const GemmFloatsArgs& args) {
+__device__ void gemm(const GemmArgs& args) {
     SHARED_MEMORY(shared);
     Work work(args);
     Copier copier(work, shared + threadIdx.x / 32 * (SLOTS * SLOT_BYTES) + threadIdx.x % 32 * 16);
@@ -270,7 +270,7 @@ __device__ void gemm(const GemmFloatsArgs& args) {
 }  // namespace
 
 #define GEMM(NAME, T, ROWS) \
-    WEIGHT_KERNEL(gemm_##NAME##_r##ROWS, GemmFloatsArgs, THREADS, SHARED_BYTES, 2) { gemm<T, ROWS>(args); }
+    WEIGHT_KERNEL(gemm_##NAME##_r##ROWS, GemmArgs, THREADS, SHARED_BYTES, 2) { gemm<T, ROWS>(args); }
 #define GEMM_OF(NAME, T) \
     GEMM(NAME, T, 8)     \
     GEMM(NAME, T, 16)    \

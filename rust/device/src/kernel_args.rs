@@ -293,7 +293,7 @@ impl Default for GemmTarget {
     }
 }
 
-/// `gemm_*`: as `gemv_*`, of weights that are packed, by x rounded to bf16.
+/// `gemm_*`: as `gemv_*`, of weights that are packed, by x rounded to bf16, and of bf16 and f16, by x rounded to their type.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GemmArgs {
@@ -301,44 +301,7 @@ pub struct GemmArgs {
     pub targets: [GemmTarget; MAX_TARGETS],
     pub parts: DevicePtr,
     pub arrivals: DevicePtr,
-    pub panel_bytes: u64,
-    pub num_rows: u32,
-    pub in_features: u32,
-    pub x_stride: u32,
-    pub accumulate: u32,
-    pub scale: f32,
-    pub reserved: u32,
-}
-
-/// A weight that `gemm_bf16_*` or `gemm_f16_*` multiplies by, and where the products go.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct GemmFloatsTarget {
-    pub w: DevicePtr,
-    pub bias: DevicePtr,
-    pub out: DevicePtr,
-    pub out_features: u32,
-    pub out_stride: u32,
-    pub first_piece: u32,
-    pub part_stages: u32,
-}
-
-impl Default for GemmFloatsTarget {
-    /// None.
-    fn default() -> Self {
-        Self { w: 0, bias: 0, out: 0, out_features: 0, out_stride: 0, first_piece: u32::MAX, part_stages: 0 }
-    }
-}
-
-/// `gemm_bf16_*`, `gemm_f16_*`: as `gemv_*`, by x rounded to the weight's type.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct GemmFloatsArgs {
-    pub x: DevicePtr,
-    pub targets: [GemmFloatsTarget; MAX_TARGETS],
-    pub parts: DevicePtr,
-    pub arrivals: DevicePtr,
-    pub row_bytes: u64,
+    pub w_stride: u64,
     pub num_rows: u32,
     pub in_features: u32,
     pub x_stride: u32,

@@ -2,7 +2,7 @@
 
 use device::{
     DType,
-    kernel_args::{GemmFloatsArgs, GemmFloatsTarget, MAX_TARGETS},
+    kernel_args::{GemmArgs, GemmTarget, MAX_TARGETS},
 };
 use half::{bf16, f16};
 use kernel_tests::{
@@ -67,11 +67,11 @@ impl Product {
         let w = Buffer::input(&weight.bytes);
         let bias = Buffer::input(self.bias.as_deref().unwrap_or(&[]));
         let out = Buffer::inout(&self.before[first * self.out_stride..][..rows * self.out_stride]);
-        let (mut targets, mut pieces) = ([GemmFloatsTarget::default(); MAX_TARGETS], 0);
+        let (mut targets, mut pieces) = ([GemmTarget::default(); MAX_TARGETS], 0);
         let firsts = [&[0], self.cuts.as_slice(), &[weight.rows]].concat();
         for (target, range) in targets.iter_mut().zip(firsts.windows(2)) {
             let (first, out_features) = (range[0], range[1] - range[0]);
-            *target = GemmFloatsTarget {
+            *target = GemmTarget {
                 w: w.ptr() + first as u64 * weight.row_bytes(),
                 bias: if self.bias.is_some() { bias.ptr() + first as u64 * 4 } else { 0 },
                 out: out.ptr() + first as u64 * 4,
@@ -85,12 +85,12 @@ impl Product {
         }
         let parts = Buffer::output::<f32>(pieces * 2 * STAGE[0] * capacity);
         let arrivals = Buffer::inout(&vec![0u32; pieces]);
-        let args = GemmFloatsArgs {
+        let args = GemmArgs {
             x: x.ptr(),
             targets,
             parts: parts.ptr(),
             arrivals: arrivals.ptr(),
-            row_bytes: weight.row_bytes(),
+            w_stride: weight.row_bytes(),
             num_rows: rows as u32,
             in_features: weight.cols as u32,
             x_stride: self.x_stride as u32,

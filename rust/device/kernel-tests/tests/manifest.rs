@@ -36,7 +36,6 @@ fn argument_structs_have_the_same_size_on_both_sides() {
         DequantizeArgs,
         GemvArgs,
         GemmArgs,
-        GemmFloatsArgs,
         PackedDequantizeArgs,
         PackedEmbedArgs,
         SampleArgs,

@@ -188,7 +188,7 @@ impl Product {
             targets,
             parts: parts.ptr(),
             arrivals: arrivals.ptr(),
-            panel_bytes: packed.panel_bytes(),
+            w_stride: packed.panel_bytes(),
             num_rows: rows as u32,
             in_features: cols as u32,
             x_stride: one.x_stride as u32,

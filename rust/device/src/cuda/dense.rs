@@ -15,12 +15,13 @@ use crate::{
 use super::{
     CudaError,
     driver::{Driver, MATMUL_WORKSPACE, Matmul},
-    gemm::{self, PackedKernels, PackedProducts},
-    gemm_floats::{self, FloatProducts},
+    gemm::PackedKernels,
+    gemm_floats,
     kernels::{GEMV_ROWS, Kernel, launch},
     linear::{self, CudaLinear, Form, Rows, StoredKernels},
     memory::Scratch,
     packed::{BLOCK_COLUMNS, PANEL_ROWS, PackedFormat},
+    pieces::{self, PieceProducts, Way},
 };
 
 /// Rows up to which a weight in f32 is multiplied by `gemv_*`.
@@ -33,7 +34,7 @@ const FEW_VALUES: usize = 16 << 10;
 const FEW_STORED_ROWS: usize = 32;
 /// Rows up to which a packed weight is multiplied by `gemm_*`, 32 at a time. Measured on an H100, 4096 x 14336 of Q4_K: 32 us for
 /// each 32 rows, and 180 us for 256 rows of the weight taken apart.
-const FEW_PACKED_ROWS: usize = 4 * gemm::MAX_ROWS;
+const FEW_PACKED_ROWS: usize = 4 * pieces::MAX_ROWS;
 /// Bytes of a slice of a quantized weight in bf16: what the L2 of a large GPU holds, so that the product finds it there.
 const TILE_BYTES: usize = 32 << 20;
 /// A slice begins at a multiple of so many features: with a panel, and its columns of the output are aligned to 256 bytes.
@@ -65,8 +66,7 @@ pub struct Dense {
     fill_bias: Kernel,
     /// Whether the driver multiplies matrices.
     has_matmul: bool,
-    packed: PackedProducts,
-    floats: FloatProducts,
+    pieces: PieceProducts,
     rounded: Scratch,
     tile: Scratch,
     workspace: Scratch,
@@ -83,8 +83,7 @@ impl Dense {
             round_values: Kernel::named("round_values")?,
             fill_bias: Kernel::named("fill_bias")?,
             has_matmul: has_matmul.is_ok(),
-            packed: PackedProducts::default(),
-            floats: FloatProducts::default(),
+            pieces: PieceProducts::default(),
             rounded: Scratch::default(),
             tile: Scratch::default(),
             workspace: Scratch::default(),
@@ -105,34 +104,19 @@ impl Dense {
             let most = if is_few { MAX_TARGETS } else { 1 };
             let (alike, rest) = left.split_at(left.iter().take(most).take_while(|other| is_alike(&product, other)).count());
             left = rest;
-            match linear.form() {
-                Form::Stored(_) if is_few && gemm_floats::takes(linear.dtype(), linear.precision()) => {
-                    let is_rounded = x.count > gemm_floats::F32_ROWS;
-                    let element = operand(linear.dtype());
-                    let input = if is_rounded { Some(self.input(x, element, &mut rounded)?) } else { None };
-                    // SAFETY: the caller's promise; these are alike, and what is rounded is of the same shape.
-                    unsafe { self.floats.multiply(&self.driver, (x, input), alike)? };
-                    continue;
-                }
-                Form::Stored(_) if is_few => {
-                    // SAFETY: likewise.
-                    unsafe { linear::multiply_stored(&self.driver, x, alike)? };
-                    continue;
-                }
-                Form::Packed(kernels) if x.count <= gemm::F32_ROWS => {
-                    // SAFETY: likewise.
-                    unsafe { self.packed.multiply(&self.driver, kernels, (x, None), alike)? };
-                    continue;
-                }
-                _ => {}
-            }
             let element = operand(linear.dtype());
-            let input = self.input(x, element, &mut rounded)?;
-            if let (Form::Packed(kernels), true) = (linear.form(), is_few) {
-                // SAFETY: likewise; the rounded values are of the same shape.
-                unsafe { self.packed.multiply(&self.driver, kernels, (x, Some(input)), alike)? };
+            if let Some(way) = way(linear).filter(|_| is_few) {
+                let input = if x.count > pieces::F32_ROWS { Some(self.input(x, element, &mut rounded)?) } else { None };
+                // SAFETY: the caller's promise; these are alike, and what is rounded is of the same shape.
+                unsafe { self.pieces.multiply(&self.driver, way, (x, input), alike)? };
                 continue;
             }
+            if is_few {
+                // SAFETY: likewise.
+                unsafe { linear::multiply_stored(&self.driver, x, alike)? };
+                continue;
+            }
+            let input = self.input(x, element, &mut rounded)?;
             self.add_bias(x.count, product)?;
             let matmul = Matmul {
                 x: input,
@@ -159,13 +143,9 @@ impl Dense {
 
     /// The type that every product with so many rows reads, or f32, from which each takes what it reads.
     pub fn input_element<'a>(&self, rows: usize, linears: impl IntoIterator<Item = &'a CudaLinear>) -> ElementType {
-        let mut elements = linears.into_iter().map(|linear| match linear.form() {
-            Form::Stored(_) if self.is_few(rows, linear) => {
-                let is_rounded = rows > gemm_floats::F32_ROWS && gemm_floats::takes(linear.dtype(), linear.precision());
-                if is_rounded { operand(linear.dtype()) } else { ElementType::F32 }
-            }
-            Form::Packed(_) if rows <= gemm::F32_ROWS => ElementType::F32,
-            _ => operand(linear.dtype()),
+        let mut elements = linears.into_iter().map(|linear| {
+            let reads_f32 = self.is_few(rows, linear) && (rows <= pieces::F32_ROWS || way(linear).is_none());
+            if reads_f32 { ElementType::F32 } else { operand(linear.dtype()) }
         });
         let first = elements.next().unwrap_or(ElementType::F32);
         // What f16 does not reach is for `round_values`.
@@ -264,10 +244,9 @@ impl Dense {
     }
 
     /// Addresses that graphs know.
-    pub fn buffers(&self) -> [DevicePtr; 7] {
-        let [parts, arrivals] = self.packed.buffers();
-        let [float_parts, float_arrivals] = self.floats.buffers();
-        [self.rounded.at(), self.tile.at(), self.workspace.at(), parts, arrivals, float_parts, float_arrivals]
+    pub fn buffers(&self) -> [DevicePtr; 5] {
+        let [parts, arrivals] = self.pieces.buffers();
+        [self.rounded.at(), self.tile.at(), self.workspace.at(), parts, arrivals]
     }
 
     /// Bytes of the buffers once the largest step has run.
@@ -277,33 +256,40 @@ impl Dense {
 
     /// Steps of that shape are the largest.
     pub fn plan(&mut self, shape: &WorkspaceShape) {
-        let [rounded, tile, workspace, parts, float_parts] = self.planned_bytes(shape);
+        let [rounded, tile, workspace, parts] = self.planned_bytes(shape);
         self.rounded.plan(rounded);
         self.tile.plan(tile);
         self.workspace.plan(workspace);
-        self.packed.plan(parts);
-        self.floats.plan(float_parts);
+        self.pieces.plan(parts);
     }
 
     /// Bytes of each of the buffers.
-    fn planned_bytes(&self, shape: &WorkspaceShape) -> [usize; 5] {
+    fn planned_bytes(&self, shape: &WorkspaceShape) -> [usize; 4] {
         let &WorkspaceShape { num_tokens, dtype, precision, .. } = shape;
         let widest = shape.hidden_size.max(shape.intermediate_size).max(shape.num_heads * shape.head_dim);
-        let is_packed = PackedFormat::of(dtype, precision).is_some();
+        let is_by_pieces = PackedFormat::of(dtype, precision).is_some() || gemm_floats::takes(dtype, precision);
         let has_many = self.has_matmul && precision == Precision::Fast && !is_few(dtype, num_tokens, widest);
-        let is_by_floats = gemm_floats::takes(dtype, precision);
-        let is_rounded = match () {
-            () if is_packed => num_tokens > gemm::F32_ROWS,
-            () if is_by_floats => num_tokens > gemm_floats::F32_ROWS,
-            () => has_many && operand(dtype) != ElementType::F32,
-        };
+        let is_rounded =
+            if is_by_pieces { num_tokens > pieces::F32_ROWS } else { has_many && operand(dtype) != ElementType::F32 };
         [
             if is_rounded { num_tokens * widest * 2 } else { 0 },
             if has_many && is_quantized(dtype) { tile_features(widest) * widest * 2 } else { 0 },
             if has_many { MATMUL_WORKSPACE } else { 0 },
-            if is_packed { gemm::planned_part_bytes(num_tokens) } else { 0 },
-            if is_by_floats { gemm_floats::planned_part_bytes(num_tokens) } else { 0 },
+            if is_by_pieces { pieces::planned_part_bytes(num_tokens) } else { 0 },
         ]
+    }
+}
+
+/// How `gemm_*` multiply by a weight; `None` where they do not.
+fn way(linear: &CudaLinear) -> Option<Way> {
+    match linear.form() {
+        Form::Packed(kernels) => Some(kernels.way(linear.in_features())),
+        Form::Stored(StoredKernels { gemm: Some(gemm), row_bytes, .. })
+            if gemm_floats::takes(linear.dtype(), linear.precision()) =>
+        {
+            Some(gemm_floats::way(*gemm, *row_bytes))
+        }
+        Form::Stored(_) => None,
     }
 }
 
@@ -324,7 +310,7 @@ fn tile_features(in_features: usize) -> usize {
 /// Whether products of matrices are not worth it for so many rows.
 fn is_few(dtype: DType, rows: usize, in_features: usize) -> bool {
     match dtype {
-        DType::BF16 | DType::F16 => rows <= gemm_floats::MAX_ROWS,
+        DType::BF16 | DType::F16 => rows <= pieces::MAX_ROWS,
         _ if PackedFormat::of(dtype, Precision::Fast).is_some() => rows <= FEW_PACKED_ROWS,
         _ if is_quantized(dtype) => rows <= FEW_STORED_ROWS,
         _ => rows == 1 || rows <= FEW_ROWS && rows * in_features <= FEW_VALUES,

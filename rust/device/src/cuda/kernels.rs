@@ -9,8 +9,8 @@ use crate::{
     DType, KvDType,
     kernel_args::{
         AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs, FillBiasArgs, GatedActivationArgs,
-        GatherRowsArgs, GemmArgs, GemmFloatsArgs, GemvArgs, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs,
-        RoundValuesArgs, SampleArgs, TopLogprobsArgs,
+        GatherRowsArgs, GemmArgs, GemvArgs, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs,
+        SampleArgs, TopLogprobsArgs,
     },
 };
 
@@ -92,7 +92,7 @@ macro_rules! args {
     ($($type:ident),* $(,)?) => {$(impl KernelArgs for $type { const NAME: &'static str = stringify!($type); })*};
 }
 args!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
-args!(GemmArgs, GemmFloatsArgs, PackedDequantizeArgs, PackedEmbedArgs);
+args!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 args!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, TopLogprobsArgs);
 
 /// Starts a kernel on a grid; a grid that is empty is nothing to do.

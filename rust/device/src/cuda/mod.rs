@@ -26,6 +26,7 @@ mod linear;
 mod memory;
 mod nvidia;
 pub mod packed;
+mod pieces;
 mod planes;
 #[cfg(test)]
 mod recording;
