@@ -37,8 +37,8 @@ MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 MAX_THREADS = 0
 """CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK."""
-MAX_PIECES, MIN_STAGES, PANEL_FEATURES = 2 * 132, 4, 64
-"""As rust/device/src/cuda/gemm.rs cuts weights."""
+MAX_PIECES, MIN_STAGES, PANEL_FEATURES, MANY_PANELS = 2 * 132, 4, 64, 1024
+"""As rust/device/src/cuda/gemm.rs cuts weights; of wide ones that are not very many panels, half as many pieces."""
 STAGE_COLUMNS = {"q8_0": 128}
 """Others have 256."""
 BLOCK_BYTES = {"q4_0": 1152, "q4_1": 1280, "q8_0": 2176, "q4_k": 1152, "q5_k": 1408, "q6_k": 1664}
@@ -178,7 +178,8 @@ class Lab:
 def cut(out_features: int, in_features: int, stage_columns: int) -> tuple[int, int]:
     """Stages of a piece, and pieces."""
     stages = -(-out_features // PANEL_FEATURES) * -(-in_features // stage_columns)
-    part_stages = max(-(-stages // MAX_PIECES), MIN_STAGES)
+    is_wide = out_features >= 2 * in_features and -(-out_features // PANEL_FEATURES) < MANY_PANELS
+    part_stages = max(-(-stages // (MAX_PIECES // 2 if is_wide else MAX_PIECES)), MIN_STAGES)
     return part_stages, -(-stages // part_stages)
 
 
