@@ -135,7 +135,6 @@ inline T atomicAdd(T* at, T value) {
 
 // CTAs come one after the other.
 inline void __threadfence() {}
-inline float load_of_other_cta(const float* at) { return *at; }
 inline float2 load_of_other_cta(const float2* at) { return *at; }
 inline float4 load_of_other_cta(const float4* at) { return *at; }
 
