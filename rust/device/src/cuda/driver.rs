@@ -6,9 +6,9 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::kernel_args::{
-    AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType, EmbedArgs, FillBiasArgs,
-    GatedActivationArgs, GatherRowsArgs, GemmArgs, GemvArgs, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs,
-    RoundValuesArgs, SampleArgs, SampleRow, TopLogprobsArgs,
+    AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType, EmbedArgs,
+    FillBiasArgs, GatedActivationArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupTile, GroupedArgs, NormArgs,
+    PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, SampleRow, TopLogprobsArgs,
 };
 
 use super::{CudaError, Gpu, GpuMemory, kernels::Kernel};
@@ -251,6 +251,7 @@ plain!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActiva
 plain!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 plain!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs);
 plain!(SampleArgs, SampleRow, TopLogprobsArgs);
+plain!(AddExpertsArgs, GroupTile, GroupedArgs, RouteArgs);
 
 /// The values as they lie in memory.
 pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
