@@ -67,6 +67,8 @@ pub(crate) struct Format {
     pub begin: &'static str,
     /// Before each call.
     pub open: &'static str,
+    /// Some models leave out the first line of that: before a call on a line of its own without it. Empty: there is none.
+    pub open_alone: &'static str,
     /// The call.
     pub body: Body,
     /// Behind each call.
@@ -93,6 +95,7 @@ const PLAIN: Format = Format {
     name: "",
     begin: "",
     open: "",
+    open_alone: "",
     body: Body::Json("arguments"),
     close: "",
     between: None,
@@ -187,6 +190,7 @@ pub(crate) const FORMATS: [Format; 19] = [
     Format {
         name: "qwen3-coder",
         open: "<tool_call>\n<function=",
+        open_alone: "<function=",
         body: Body::Parameters(&Parameters {
             after_name: ">\n",
             before_key: "<parameter=",
@@ -300,6 +304,14 @@ impl Format {
     pub fn opens(&self) -> &'static str {
         let open = self.open.trim();
         if self.begin.is_empty() { open.strip_prefix(self.trigger()).unwrap_or(open).trim_start() } else { open }
+    }
+
+    /// What closes a call: what is some of its own text, and what may be missing behind that.
+    pub fn closes(&self) -> (&'static str, &'static str) {
+        match self.body {
+            Body::Parameters(_) => self.close.split_once('\n').unwrap_or((self.close, "")),
+            _ => ("", self.close),
+        }
     }
 
     /// What a call begins with where it begins an answer.

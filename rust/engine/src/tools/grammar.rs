@@ -58,9 +58,16 @@ impl Rules<'_> {
         let trigger = format.trigger();
         let head = format!("{}{}", format.begin, format.open);
         let (open, close, end) = (self.literal(format.open), self.literal(format.close), self.literal(format.end));
-        let mut bodies = Vec::new();
+        let may_be_alone = !format.open_alone.is_empty() && tools.choice != CallChoice::Required && !has_grammar;
+        let (mut bodies, mut alone) = (Vec::new(), Vec::new());
         for tool in tools.callable() {
-            bodies.push(self.body(format, tool)?);
+            let (body, behind_name) = self.body(format, tool)?;
+            bodies.push(body);
+            if let (true, Body::Parameters(parameters)) = (may_be_alone, format.body) {
+                let line = format!("{}{}{}", format.open_alone, tool.name, parameters.after_name.trim_end());
+                let head = self.up_to_line(&line);
+                alone.push(self.rule(&format!("{head} {behind_name}")));
+            }
         }
         let body = self.rule(&bodies.join(" | "));
         let first = self.literal(&head[trigger.len()..]);
@@ -69,6 +76,13 @@ impl Rules<'_> {
             None => String::new(),
         };
         let mut calls = self.rule(&format!("{first} {body} {close} {more} {end}"));
+        let alone = if alone.is_empty() {
+            String::new()
+        } else {
+            let (close, rest) = format.closes();
+            let (close, rest) = (self.literal(close), self.literal(&format!("\n{rest}")));
+            format!("| ({}) {close} ({rest} {more})? {end}", alone.join(" | "))
+        };
         if !format.around.0.is_empty() {
             let (before, after) = (self.literal(format.around.0), self.optional(format.around.1));
             calls = self.rule(&format!("{calls} | {before} {calls} {after}"));
@@ -85,12 +99,17 @@ impl Rules<'_> {
             self.rule(&format!("{calls} | OTHER?"))
         } else if self.has_special(trigger) {
             let _ = writeln!(self.text, "OTHER: /{ANY}+/");
-            self.rule(&format!("OTHER? ({trigger_term} {calls})?"))
+            self.rule(&format!("OTHER? ({trigger_term} {calls})? {alone}"))
         } else {
             let before = self.up_to(trigger);
             let _ = writeln!(self.text, "OTHER: /{ANY}+/");
-            self.rule(&format!("{before} {calls} | OTHER?"))
+            self.rule(&format!("{before} {calls} | OTHER? {alone}"))
         })
+    }
+
+    /// Text up to a line that has this alone, and with it.
+    fn up_to_line(&mut self, text: &str) -> String {
+        self.lazy(&format!("/({ANY}*\\n)?[ \\t]*{}[ \\t]*\\n/", escaped(text)))
     }
 
     fn optional(&self, text: &str) -> String {
@@ -106,9 +125,10 @@ impl Rules<'_> {
         format!("[^\\s{calls}]")
     }
 
-    /// A call of one tool, between its markers.
-    fn body(&mut self, format: &Format, tool: &Tool) -> Result<String, EngineError> {
-        Ok(match format.body {
+    /// A call of one tool, between its markers, and what of it stands behind the name where the arguments come one by one.
+    fn body(&mut self, format: &Format, tool: &Tool) -> Result<(String, String), EngineError> {
+        let mut behind_name = String::new();
+        let body = match format.body {
             Body::Json(key) => {
                 let head = format!("{{\"name\": {}, \"{key}\": ", Value::from(tool.name.as_str()));
                 let arguments = self.arguments(tool)?;
@@ -132,10 +152,15 @@ impl Rules<'_> {
                 let arguments = self.arguments(tool)?;
                 self.rule(&format!("{name} {id} {then} {arguments}"))
             }
-            Body::Parameters(parameters) => self.parameters(parameters, tool)?,
+            Body::Parameters(parameters) => {
+                let head = self.literal(&format!("{}{}", tool.name, parameters.after_name));
+                behind_name = self.parameters(parameters, tool)?;
+                self.rule(&format!("{head} {behind_name}"))
+            }
             Body::Literals(literals) => self.literals(literals, tool)?,
             Body::Harmony => self.harmony_call(tool)?,
-        })
+        };
+        Ok((body, behind_name))
     }
 
     pub fn arguments(&mut self, tool: &Tool) -> Result<String, EngineError> {

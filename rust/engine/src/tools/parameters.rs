@@ -29,9 +29,11 @@ pub(super) struct ParametersReader {
     after_key: String,
     before_value: String,
     after_value: String,
-    /// What closes the call: lines, between which may be any spaces.
+    /// What closes the call: the first of these lines that comes.
     close: Vec<String>,
     held: String,
+    /// What was held up to the end of what may be the end of a value.
+    ended: String,
     place: Place,
     name: Option<String>,
     key: String,
@@ -54,6 +56,12 @@ enum Place {
     Text {
         is_begun: bool,
     },
+    /// Behind what ends a value if another argument or the end of the call follows. Else it is some of the value, which may have
+    /// the same characters in it. The value is so much of what was held; of a text nothing, which has been given out.
+    Behind {
+        value_len: usize,
+        is_text: bool,
+    },
 }
 
 impl ParametersReader {
@@ -71,6 +79,7 @@ impl ParametersReader {
             after_value: marked(format.after_value),
             close: close.split('\n').map(str::to_owned).collect(),
             held: String::new(),
+            ended: String::new(),
             place: Place::Name,
             name: None,
             key: String::new(),
@@ -95,10 +104,7 @@ impl ParametersReader {
                     self.place = Place::Key;
                     self.held.clear();
                 } else if self.closed_at().is_some() {
-                    if self.num_arguments > 0 {
-                        arguments.push('}');
-                    }
-                    return Step::Complete;
+                    return self.complete(arguments);
                 }
             }
             Place::Key => {
@@ -111,31 +117,67 @@ impl ParametersReader {
             }
             Place::Value => {
                 if self.held.ends_with(&self.after_value) {
-                    let value = self.held[..self.held.len() - self.after_value.len()].to_owned();
-                    self.write(&value, arguments);
-                    self.place = Place::Next;
-                    self.held.clear();
+                    let value_len = self.held.len() - self.after_value.len();
+                    self.ended = std::mem::take(&mut self.held);
+                    self.place = Place::Behind { value_len, is_text: false };
                 }
             }
             Place::Text { is_begun } => self.text(is_begun, arguments),
+            Place::Behind { value_len, is_text } => return self.behind(value_len, is_text, arguments),
         }
         Step::More
     }
 
-    /// The answer has ended within the call: a text that has begun is what there is of it.
+    /// The answer has ended within the call: a text that has begun is what there is of it, and a value that may have ended has.
     pub fn finish(&mut self, arguments: &mut String) {
-        if let Place::Text { .. } = self.place {
-            self.held.drain(..).for_each(|character| push_character(character, arguments));
+        match self.place {
+            Place::Text { .. } => self.held.drain(..).for_each(|character| push_character(character, arguments)),
+            Place::Behind { value_len, is_text } => self.end_value(value_len, is_text, arguments),
+            Place::Name | Place::Next | Place::Key | Place::Value => {}
         }
     }
 
     /// Where that begins which closes the call, if it ends what is held.
     fn closed_at(&self) -> Option<usize> {
-        let mut rest = self.held.as_str();
-        for (index, line) in self.close.iter().rev().enumerate() {
-            rest = if index == 0 { rest } else { rest.trim_end() }.strip_suffix(line.as_str())?;
+        self.close.iter().find_map(|line| self.held.strip_suffix(line.as_str())).map(str::len)
+    }
+
+    fn complete(&self, arguments: &mut String) -> Step {
+        if self.num_arguments > 0 {
+            arguments.push('}');
         }
-        Some(rest.len())
+        Step::Complete
+    }
+
+    /// Takes a character behind what may be the end of a value.
+    fn behind(&mut self, value_len: usize, is_text: bool, arguments: &mut String) -> Step {
+        if self.held.trim_start().is_empty() {
+            self.ended.push_str(&self.held);
+            self.held.clear();
+        } else if self.held == self.before_key {
+            self.end_value(value_len, is_text, arguments);
+            self.place = Place::Key;
+            self.held.clear();
+        } else if self.close.contains(&self.held) {
+            self.end_value(value_len, is_text, arguments);
+            return self.complete(arguments);
+        } else if !self.close.iter().chain([&self.before_key]).any(|marker| marker.starts_with(&self.held)) {
+            self.ended.push_str(&self.held);
+            self.held = std::mem::take(&mut self.ended);
+            self.place = if is_text { Place::Text { is_begun: true } } else { Place::Value };
+        }
+        Step::More
+    }
+
+    fn end_value(&mut self, value_len: usize, is_text: bool, arguments: &mut String) {
+        let ended = std::mem::take(&mut self.ended);
+        if is_text {
+            arguments.push('"');
+            let text = std::mem::take(&mut self.text);
+            self.narrow(&Value::from(text.replace(MARK, "")));
+        } else {
+            self.write(&ended[..value_len], arguments);
+        }
     }
 
     fn name_character(&mut self, character: char) -> Step {
@@ -202,11 +244,8 @@ impl ParametersReader {
         }
         self.held.drain(..len);
         if is_over {
-            arguments.push('"');
-            let text = std::mem::take(&mut self.text);
-            self.narrow(&Value::from(text.replace(MARK, "")));
-            self.held.clear();
-            self.place = Place::Next;
+            self.ended = std::mem::take(&mut self.held);
+            self.place = Place::Behind { value_len: 0, is_text: true };
         }
     }
 

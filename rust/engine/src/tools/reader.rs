@@ -3,6 +3,7 @@
 //! However the text is cut, the parts are the same. What may be the beginning of a marker is held, and is text if nothing comes
 //! of it. Special tokens that are markers come with [`MARK`] before their spelling, so that text which only spells one is text.
 
+mod alone;
 mod call;
 
 use super::{
@@ -13,6 +14,7 @@ use super::{
     literals::LiteralsReader,
     parameters::ParametersReader,
 };
+use alone::Alone;
 use call::{Call, CallBody, NameReader, Taken};
 
 /// Before the spelling of a special token: a noncharacter, which no text for interchange has (Unicode 17, section 23.7).
@@ -124,6 +126,8 @@ pub(crate) struct MarkedReader {
     /// Reasoning has begun, and what begins it may come again, which some models write twice.
     may_begin_again: bool,
     has_text: bool,
+    /// There is text on the line that has come last.
+    is_in_line: bool,
     /// Of the calls so far.
     ids: Vec<String>,
     num_calls: usize,
@@ -135,8 +139,9 @@ impl MarkedReader {
         let mode = if reading.thinks { Mode::Reasoning } else { Mode::Start };
         let (held, begun, spaces) = (String::new(), String::new(), String::new());
         let may_begin_again = reading.thinks;
+        let (has_text, is_in_line) = (false, false);
         let ids = Vec::new();
-        Self { reading, mode, held, begun, spaces, may_begin_again, has_text: false, ids, num_calls: 0, num_closed: 0 }
+        Self { reading, mode, held, begun, spaces, may_begin_again, has_text, is_in_line, ids, num_calls: 0, num_closed: 0 }
     }
 
     fn format(&self) -> &'static Format {
@@ -167,6 +172,7 @@ impl MarkedReader {
             Mode::Call(mut call) if call.is_open => {
                 let mut delta = ToolCallDelta { index: self.num_calls, ..ToolCallDelta::default() };
                 call.finish(&mut delta.arguments);
+                self.spaces.clear();
                 if !delta.arguments.is_empty() {
                     delta.join(&mut out.calls);
                 }
@@ -207,6 +213,8 @@ impl MarkedReader {
         } else {
             text
         };
+        let (is_new_line, line) = text.rsplit_once('\n').map_or((false, text), |(_, line)| (true, line));
+        self.is_in_line = !line.trim_start_matches([' ', '\t']).is_empty() || (self.is_in_line && !is_new_line);
         let body = text.trim_end();
         if !body.is_empty() {
             let spaces = std::mem::take(&mut self.spaces);
@@ -315,18 +323,36 @@ impl MarkedReader {
             self.text(&held, out);
             return false;
         }
-        let found = find(&self.held, &trigger);
-        let (Found::At(at) | Found::Perhaps(at)) = found;
+        let (found, alone) = (find(&self.held, &trigger), self.find_alone());
+        let is_alone = alone.place() < found.place();
+        let found = if is_alone { alone } else { found };
+        let at = found.place();
         let text = self.held[..at].to_owned();
         self.text(&text, out);
         self.held.drain(..at);
         if matches!(found, Found::Perhaps(_)) {
             return false;
         }
-        self.begun = trigger;
+        self.begun = if is_alone { self.marked(self.format().open_alone) } else { trigger };
         self.held.drain(..self.begun.len());
-        self.begin();
+        if is_alone {
+            self.begin_call();
+        } else {
+            self.begin();
+        }
         true
+    }
+
+    /// Where a call is without the marker of calls, if some models of this format write such.
+    fn find_alone(&self) -> Found {
+        let Body::Parameters(parameters) = self.format().body else { return Found::Perhaps(self.held.len()) };
+        let alone = Alone {
+            open: self.marked(self.format().open_alone),
+            after_name: self.marked(parameters.after_name),
+            next: [parameters.before_key, self.format().closes().0].map(|marker| self.marked(marker)),
+            tools: &self.reading.tools,
+        };
+        alone.find(&self.held, self.is_in_line)
     }
 
     fn begin_call(&mut self) {
@@ -417,8 +443,8 @@ impl MarkedReader {
             self.num_calls += 1;
             self.num_closed += 1;
             self.spaces.clear();
-            let closes_itself = matches!(self.format().body, Body::Parameters(_));
-            self.mode = if closes_itself { self.behind_call() } else { Mode::Closing };
+            self.is_in_line = false;
+            self.mode = Mode::Closing;
         } else if last.is_malformed {
             let raw = std::mem::take(&mut call.raw);
             self.num_calls += usize::from(is_open);
@@ -445,7 +471,7 @@ impl MarkedReader {
     /// Behind a call, or all: what closes it, if it is there.
     fn closing(&mut self, at_end: bool) -> bool {
         let is_last = matches!(self.mode, Mode::Ending);
-        let close = self.marked(if is_last { self.format().around.1 } else { self.format().close });
+        let close = self.marked(if is_last { self.format().around.1 } else { self.format().closes().1 });
         let rest = self.held.trim_start();
         if let Some(rest) = rest.strip_prefix(close.as_str()).filter(|_| !close.is_empty()) {
             self.held = rest.to_owned();
@@ -461,6 +487,13 @@ impl MarkedReader {
 pub(super) enum Found {
     At(usize),
     Perhaps(usize),
+}
+
+impl Found {
+    fn place(&self) -> usize {
+        let (Self::At(at) | Self::Perhaps(at)) = self;
+        *at
+    }
 }
 
 pub(super) fn find(text: &str, marker: &str) -> Found {

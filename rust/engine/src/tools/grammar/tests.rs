@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{super::Dialect, *};
+use super::{
+    super::{Dialect, Parts, Reader},
+    *,
+};
 use crate::grammar::GrammarCompiler;
 
 const VOCAB_SIZE: usize = 512;
@@ -440,7 +443,7 @@ fn texts_between_markers_are_within_their_limits() {
         for tokens in [&[][..], markers] {
             let tokenizer = tokenizer(tokens);
             for (property, within, beyond) in [
-                (json!({ "type": "string" }), vec!["", "a\n<b>", "\"x\""], vec![]),
+                (json!({ "type": "string" }), vec!["", "a\n<b>", "a\n", "\"x\""], vec![]),
                 (json!({ "type": "string", "minLength": 2 }), vec!["ab", "a\nb"], vec!["", "a"]),
                 (json!({ "type": "string", "maxLength": 2 }), vec!["", "ab", "<a"], vec!["abc", "\na"]),
                 (json!({ "type": "string", "pattern": "^[a-z</>]*$" }), vec!["", "ab", "</b>"], vec!["A"]),
@@ -499,4 +502,58 @@ fn what_texts_between_markers_cannot_be_held_to_is_refused_where_it_is_strict() 
     assert!(refusal(&tools).contains("`minProperties`"));
     tools.tools[0].parameters = json!({ "type": "object", "properties": { "x": { "type": "string" } } });
     assert!(refusal(&tools).contains("`additionalProperties`"));
+}
+
+#[test]
+fn a_call_may_lack_its_first_marker_on_a_line_of_its_own() {
+    let call = "<function=f>\n<parameter=x>\n7\n</parameter>\n</function>";
+    let closed = format!("{call}\n</tool_call>");
+    let marked = format!("<tool_call>\n{closed}");
+    for tokens in [&[][..], &["<tool_call>", "</tool_call>"]] {
+        let tokenizer = tokenizer(tokens);
+        let is_allowed = |choice: CallChoice, parallel: bool, answer: &str| {
+            let tools = ToolOptions { choice, parallel, ..strict(json!({ "type": "integer", "maximum": 9 })) };
+            let (taken, may_end) = allowed(&tokenizer, BETWEEN_MARKERS[0].0, &tools, answer);
+            taken == answer && may_end
+        };
+        let is_read_as_a_call = |answer: &str| {
+            let dialect = Arc::new(Dialect::of(BETWEEN_MARKERS[0].0, &tokenizer, true));
+            let reading = Reading::new(&dialect, &strict(json!({ "type": "integer" })), "");
+            let (marked, mut out) = (reading.marked(answer), Parts::default());
+            let mut reader = Reader::new(reading);
+            reader.push(&marked, &mut out);
+            reader.finish(&mut out);
+            reader.has_calls()
+        };
+        for answer in [
+            call,
+            &closed,
+            &marked,
+            &format!("I call.\n\n \t{closed}"),
+            &format!("{closed}\n{marked}\n{marked}"),
+            "As in `<function=f>\n<parameter=x>\nseven`",
+            "As in <function=f>\n",
+            "So:\n<function=f> and more",
+            "So:\n<function=NAME>\n<parameter=KEY>",
+            "<function=",
+        ] {
+            assert!(is_allowed(CallChoice::Auto, true, answer), "{tokens:?}: {answer}");
+            assert_eq!(is_allowed(CallChoice::Required, true, answer), answer == marked, "{tokens:?}: {answer}");
+            assert_eq!(is_read_as_a_call(answer), answer.contains("</function>"), "{tokens:?}: {answer}");
+        }
+        for answer in [
+            &call.replace('7', "17"),
+            &call.replace("7", "seven"),
+            &format!("I call.\n{}", call.replace("=x", "=y")),
+            "<function=f>\n</function>",
+            "<function=f>\nis how it begins",
+            "I call.\n <function=f> \n",
+            &format!("{closed}\nText"),
+            &format!("{call}\n{marked}"),
+        ] {
+            assert!(!is_allowed(CallChoice::Auto, true, answer), "{tokens:?}: {answer}");
+        }
+        assert!(is_allowed(CallChoice::Auto, false, &closed));
+        assert!(!is_allowed(CallChoice::Auto, false, &format!("{closed}\n{marked}")));
+    }
 }

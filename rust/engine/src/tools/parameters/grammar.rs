@@ -15,8 +15,11 @@ use crate::{
 /// Keywords of all arguments together that are enforced; with `strict` others are refused.
 const OF_ARGUMENTS: [&str; 6] = ["type", "properties", "required", "additionalProperties", "$defs", "definitions"];
 
+/// A term that is no text.
+const NOTHING: &str = "\"\"";
+
 impl Rules<'_> {
-    /// A call of a tool: its name and its arguments, in the order of the schema.
+    /// What a call of a tool has behind its name: its arguments, in the order of the schema.
     pub(in super::super) fn parameters(&mut self, format: &Parameters, tool: &Tool) -> Result<String, EngineError> {
         let empty = Map::new();
         let schema = tool.parameters.as_object().unwrap_or(&empty);
@@ -26,35 +29,28 @@ impl Rules<'_> {
                 return Err(left_out(tool, key, "is not enforced"));
             }
         }
-        let head = self.literal(&format!("{}{}", tool.name, format.after_name));
         let mut ways = Vec::new();
         for shape in shapes(&tool.parameters) {
-            ways.push(self.arguments_of(format, tool, &head, &shape)?);
+            ways.push(self.arguments_of(format, tool, &shape)?);
         }
         Ok(self.rule(&ways.join(" | ")))
     }
 
-    /// A call with arguments of one shape.
-    fn arguments_of(
-        &mut self,
-        format: &Parameters,
-        tool: &Tool,
-        head: &str,
-        shape: &Map<String, Value>,
-    ) -> Result<String, EngineError> {
+    /// Arguments of one shape.
+    fn arguments_of(&mut self, format: &Parameters, tool: &Tool, shape: &Map<String, Value>) -> Result<String, EngineError> {
         let more = shape.get("additionalProperties").unwrap_or(&Value::Bool(true));
         let Some(properties) = shape.get("properties").and_then(Value::as_object) else {
             // Of the arguments nothing is said.
             if *more == Value::Bool(false) {
-                return Ok(head.to_owned());
+                return Ok(NOTHING.to_owned());
             }
             let (before, between) = (self.literal(format.before_key), self.literal(format.before_value));
             let is_any = *more == Value::Bool(true);
             let value = if is_any { self.text(format.after_value, &[]) } else { self.value(format, tool, more)? };
-            return Ok(self.rule(&format!("{head} ({before} /[A-Za-z_][A-Za-z0-9_.-]*/ {between} {value})*")));
+            return Ok(self.rule(&format!("({before} /[A-Za-z_][A-Za-z0-9_.-]*/ {between} {value})*")));
         };
         let required = shape.get("required").and_then(Value::as_array);
-        let mut terms = vec![head.to_owned()];
+        let mut terms = vec![NOTHING.to_owned()];
         for (key, schema) in properties {
             let before = self.literal(&format!("{}{key}{}", format.before_key, format.before_value));
             let value = self.value(format, tool, schema)?;

@@ -1,9 +1,9 @@
 mod cases;
+mod cuts;
 
 use std::sync::Arc;
 
 use cases::Case as Ported;
-use proptest::prelude::*;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::json;
 
@@ -15,11 +15,8 @@ use super::{
     *,
 };
 
-const THINK: Thinking = Thinking { open: "<think>", close: "</think>" };
-const THOUGHT: Thinking = Thinking { open: "<|channel>thought\n", close: "<channel|>" };
-
 /// What may be a special token in the answers of the formats that are ported.
-const MARKERS: [&str; 19] = [
+const MARKERS: [&str; 23] = [
     "<|start|>",
     "<|channel|>",
     "<|constrain|>",
@@ -39,6 +36,10 @@ const MARKERS: [&str; 19] = [
     "[TOOL_CALLS]",
     "[ARGS]",
     "[CALL_ID]",
+    "[THINK]",
+    "[/THINK]",
+    "<tool_call>",
+    "</tool_call>",
 ];
 
 fn tools() -> Arc<[Tool]> {
@@ -85,9 +86,12 @@ fn reading(name: &str) -> Reading {
     let format = FORMATS.iter().find(|format| format.name == name).unwrap();
     let thinking = match name {
         "harmony" => None,
-        "gemma4" => Some(&THOUGHT),
-        _ => Some(&THINK),
+        "mistral-args" => Some("[THINK]"),
+        "seed-oss" => Some("<seed:think>"),
+        "gemma4" => Some("<|channel>thought\n"),
+        _ => Some("<think>"),
     };
+    let thinking = thinking.and_then(|open| THINKING.iter().find(|thinking| thinking.open == open));
     let dialect = Arc::new(Dialect { format, thinking, markers: Vec::new() });
     Reading { dialect, tools: tools(), calls: true, thinks: false, has_thought: false, begun: String::new() }
 }
@@ -231,14 +235,16 @@ fn each_format_is_read_as_it_is_written() {
         assert_eq!(read(&reading, [*answer]), expected, "{format}: {answer}");
         let characters: Vec<String> = answer.chars().map(String::from).collect();
         assert_eq!(read(&reading, characters.iter().map(String::as_str)), expected, "{format}, by characters: {answer}");
-        let thought = format!("<think>\nWhy? <tool_call> [TOOL_CALLS] {{</think>\n\n{answer}");
+        let Thinking { open, close } = reading.dialect.thinking.unwrap();
+        let thought = format!("{open}\nWhy? <tool_call> [TOOL_CALLS] {{{close}\n\n{answer}");
         let expected = ("\nWhy? <tool_call> [TOOL_CALLS] {".to_owned(), expected.1, expected.2, expected.3);
         assert_eq!(read(&reading, [&*thought]), expected, "{format}, behind reasoning: {answer}");
     }
 }
 
 /// What other engines read in an answer, we read as well, or as the case says, wherever the answer is cut in two.
-fn assert_that_it_is_read(reading: &Reading, answer: &str, case: &Ported) {
+fn assert_that_it_is_read(reading: Reading, answer: &str, case: &Ported) {
+    let reading = &Reading { thinks: case.thinks, ..reading };
     let expected = (case.reasoning.to_owned(), case.text.to_owned(), calls(case.calls), case.calls.len() > case.num_cut);
     assert_eq!(read(reading, [answer]), expected, "{case:?}");
     for (at, _) in answer.char_indices() {
@@ -360,7 +366,7 @@ fn texts_of_arguments_stream() {
 #[test]
 fn answers_that_other_engines_are_tried_with_are_read() {
     for case in cases::all() {
-        assert_that_it_is_read(&reading(case.format), case.answer, case);
+        assert_that_it_is_read(reading(case.format), case.answer, case);
     }
 }
 
@@ -368,7 +374,8 @@ fn answers_that_other_engines_are_tried_with_are_read() {
 fn the_same_answers_are_read_where_their_markers_are_tokens() {
     for case in cases::all() {
         let reading = with_tokens(case.format);
-        assert_that_it_is_read(&reading, &reading.marked(case.answer), case);
+        let answer = reading.marked(case.answer);
+        assert_that_it_is_read(reading, &answer, case);
     }
 }
 
@@ -477,101 +484,4 @@ fn a_call_that_is_cut_off_keeps_what_there_is_of_it() {
     }
     let (_, text, got, _) = of("<tool_call>\n{\"na");
     assert_eq!((text.as_str(), got.len()), ("<tool_call>\n{\"na", 0));
-}
-
-/// The format and the text of every answer here.
-fn answers() -> Vec<(&'static str, &'static str)> {
-    let own = CASES.iter().map(|(format, answer, ..)| (*format, *answer));
-    own.chain(cases::all().map(|case| (case.format, case.answer))).collect()
-}
-
-/// Parts of answers, from which text is made that is none.
-const PIECES: [&str; 48] = [
-    "<|start|>",
-    "assistant",
-    "<|channel|>",
-    "analysis",
-    "commentary",
-    "final",
-    " to=functions.f",
-    "<|constrain|>",
-    "json",
-    "<|message|>",
-    "<|end|>",
-    "<|call|>",
-    "<|",
-    "[",
-    "]",
-    "(",
-    ")",
-    "{",
-    "}",
-    "f",
-    "x",
-    "=",
-    ":",
-    ",",
-    " ",
-    "\n",
-    "'",
-    "\"",
-    "\\",
-    "u",
-    "d83d",
-    "\\ud83d",
-    "\\x4",
-    "\\7",
-    "1",
-    "-",
-    ".",
-    "e9",
-    "True",
-    "null",
-    "<|\"|>",
-    "<escape>",
-    "<|tool_call>call:",
-    "<tool_call|>",
-    "<start_function_call>call:",
-    "functools[",
-    "\u{FDD1}",
-    "\u{1F600}",
-];
-
-proptest! {
-    #[test]
-    fn text_that_is_no_answer_is_read_alike_however_it_is_cut(
-        pieces in proptest::collection::vec(0..PIECES.len(), 0..40),
-        format in 0..FORMATS.len(),
-    ) {
-        let text: String = pieces.iter().map(|piece| PIECES[*piece]).collect();
-        let characters: Vec<String> = text.chars().map(String::from).collect();
-        for reading in [reading(FORMATS[format].name), with_tokens(FORMATS[format].name)] {
-            let whole = read(&reading, [&*text]);
-            prop_assert_eq!(read(&reading, characters.iter().map(String::as_str)), whole.clone());
-            prop_assert!(!whole.0.contains(MARK) && !whole.1.contains(MARK));
-        }
-    }
-
-    #[test]
-    fn parts_give_what_the_whole_answer_gives(
-        case in 0..answers().len(),
-        other in 0..FORMATS.len(),
-        cuts in proptest::collection::vec(0.0..1.0, 0..12),
-        end in 0.0..1.2,
-    ) {
-        let (format, answer) = answers()[case];
-        let at = |share: f64| {
-            let count = answer.chars().count() as f64;
-            answer.char_indices().map(|(at, _)| at).nth((share * count) as usize).unwrap_or(answer.len())
-        };
-        let answer = &answer[..at(end)];
-        let mut places: Vec<usize> = cuts.into_iter().map(at).filter(|place| *place <= answer.len()).collect();
-        places.extend([0, answer.len()]);
-        places.sort_unstable();
-        // An answer of another format is an answer as well.
-        for name in [format, FORMATS[other].name] {
-            let parts = places.windows(2).map(|pair| &answer[pair[0]..pair[1]]);
-            prop_assert_eq!(read(&reading(name), parts), read(&reading(name), [answer]));
-        }
-    }
 }

@@ -10,6 +10,8 @@ pub mod reasoning;
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub format: &'static str,
+    /// The prompt ends within reasoning.
+    pub thinks: bool,
     pub answer: &'static str,
     pub reasoning: &'static str,
     pub text: &'static str,
@@ -20,10 +22,15 @@ pub struct Case {
 }
 
 const fn case(format: &'static str, answer: &'static str) -> Case {
-    Case { format, answer, reasoning: "", text: "", calls: &[], num_cut: 0 }
+    Case { format, thinks: false, answer, reasoning: "", text: "", calls: &[], num_cut: 0 }
 }
 
 impl Case {
+    /// Behind a prompt that has opened reasoning.
+    const fn opened(self) -> Self {
+        Self { thinks: true, ..self }
+    }
+
     const fn reasoning(self, reasoning: &'static str) -> Self {
         Self { reasoning, ..self }
     }
@@ -222,6 +229,16 @@ const PYTHONIC: &[Case] = &[
     pythonic("[a link](there)").text("[a link](there)"),
     pythonic("[]").text("[]"),
     pythonic("<|python_start|>print(1)").text("<|python_start|>print(1)"),
+    // SGLang's `test_pythonic_detector_finish.py`.
+    pythonic("so [f(x=").text("so [f(x="),
+    pythonic("so much for text").text("so much for text"),
+    // llama.cpp's LFM2, whose calls stand between markers of its own.
+    pythonic("[Calendar.create_event(title=\"demo\", with=[\"Kim\", \"Lee\"], how={\"loud\": True})]")
+        .calls(&[("Calendar.create_event", "{\"title\": \"demo\", \"with\": [\"Kim\", \"Lee\"], \"how\": {\"loud\": true}}")]),
+    pythonic("[f(o={\"on\": true, \"note\": null})]").calls(&[("f", "{\"o\": {\"on\": true, \"note\": null}}")]),
+    pythonic("Write it so: [a text](url). As in [a page](https://a.b).").text("Write it so: [a text](url). As in [a page](https://a.b)."),
+    pythonic("[f(code=\"def f():\\n\\tprint(\\\"hi\\\")\")]").calls(&[("f", "{\"code\": \"def f():\\n\\tprint(\\\"hi\\\")\"}")]),
+    pythonic("[f(arg=").calls(&[("f", "{\"arg\": ")]).cut(),
     pythonic("Then f(x=1)").text("Then f(x=1)"),
     // SGLang's `test_function_call_parser.py` and `test_pythonic_detector.py`: calls begin an answer, where SGLang takes lists of
     // them anywhere.
@@ -299,6 +316,9 @@ const GEMMA4: &[Case] = &[
     gemma4("<|tool_call>call:f{query:snow in Oslo<|\"|>}<tool_call|>").calls(&[("f", "{\"query\": \"snow in Oslo<|\\\"|>\"}")]),
     gemma4("<|channel>thought\nWhy?<channel|>Because.").reasoning("Why?").text("Because."),
     gemma4("<|channel>thought\n<channel|>\n<|tool_call>call:f{}<tool_call|>").calls(&[("f", "{}")]),
+    // SGLang's `test_gemma4_detector_finish.py`: what is cut off is a call as far as it has come, which is text there.
+    gemma4("so <|tool_call>call:get_weather{city:").text("so").calls(&[("get_weather", "{\"city\": ")]).cut(),
+    gemma4("<|tool_call>call:get_weather{city: 'Oslo'}<tool_call|>").calls(&[("get_weather", "{\"city\": \"'Oslo'\"}")]),
     gemma4("<|channel>thought\nA <|tool_call>call:f{}<tool_call|>").reasoning("A <|tool_call>call:f{}<tool_call|>"),
 ];
 
@@ -405,6 +425,12 @@ const LLAMA: &[Case] = &[
     llama3("<|python_tag|>{\"name\": \"f\", \"parameters\": {}}<|python_tag|>{\"name\": \"g\", \"parameters\": {}}")
         .text("<|python_tag|>{\"name\": \"g\", \"parameters\": {}}")
         .calls(&[("f", "{}")]),
+    // SGLang's `test_llama32_detector_finish.py` and `test_streaming_unknown_tool_name.py`.
+    llama3("so <|python_tag|>get_weather(city='O").text("so <|python_tag|>get_weather(city='O"),
+    llama3("<|python_tag|>get_weather(city='Oslo')").text("<|python_tag|>get_weather(city='Oslo')"),
+    llama3("<|python_tag|>{\"name\": \"unheard_of\", \"arguments\": {}};{\"name\": \"f\", \"arguments\": {}}")
+        .text(";{\"name\": \"f\", \"arguments\": {}}")
+        .calls(&[("unheard_of", "{}")]),
     llama3("{\"name\": \"f\", \"parameters\": {}} Some more words").text("Some more words").calls(&[("f", "{}")]),
     // What is not closed goes on, where SGLang looks for the next object.
     llama3("{\"name\": \"f\", \"parameters\": {{\"name\": \"f\", \"parameters\": {}}")
@@ -420,5 +446,6 @@ const LLAMA: &[Case] = &[
 pub fn all() -> impl Iterator<Item = &'static Case> {
     let here = [HARMONY, PYTHONIC, GEMMA4, FUNCTIONGEMMA, FUNCTOOLS, GRANITE, LLAMA];
     let others = [hermes::CASES, mistral::CASES, deepseek::CASES, parameters::QWEN, parameters::GLM, parameters::SEED];
-    here.into_iter().chain(others).flatten()
+    let coder = [parameters::ALONE, parameters::THINKING, parameters::WITHIN];
+    here.into_iter().chain(others).chain(coder).flatten()
 }

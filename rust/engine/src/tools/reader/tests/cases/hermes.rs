@@ -68,6 +68,14 @@ pub const CASES: &[Case] = &[
         .calls(&[("f", "{}")]),
     // A name that no tool has; SGLang drops the call.
     hermes("<tool_call>{\"name\": \"unheard_of\", \"arguments\": {}}</tool_call>").calls(&[("unheard_of", "{}")]),
+    // SGLang's `test_unknown_tool_name.py` and `test_streaming_unknown_tool_name.py`: it loses none of the calls around it.
+    hermes("<tool_call>\n{\"name\": \"sky\", \"arguments\": {\"at\": \"Oslo\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"unheard_of\", \"arguments\": {\"path\": \"/\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"clock\", \"arguments\": {\"in\": \"UTC\"}}\n</tool_call>\n")
+        .calls(&[("sky", "{\"at\": \"Oslo\"}"), ("unheard_of", "{\"path\": \"/\"}"), ("clock", "{\"in\": \"UTC\"}")]),
+    hermes("<tool_call>{\"name\": \"unheard_of\", \"arguments\": {}}</tool_call>good day")
+        .text("good day")
+        .calls(&[("unheard_of", "{}")]),
+    // SGLang's `test_hermes_detector_finish.py`: there the text of a call that is cut off.
+    hermes("so <tool_call>{\"name\": \"sky\", \"arguments\": {\"at\": \"O").text("so").calls(&[("sky", "{\"at\": \"O")]).cut(),
     // What begins like a marker, and is none.
     hermes("</answer").text("</answer"),
     hermes("<this is text").text("<this is text"),

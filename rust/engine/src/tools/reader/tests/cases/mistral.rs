@@ -45,6 +45,10 @@ pub const CASES: &[Case] = &[
     // With the id that templates write; `ids` tests what becomes of it.
     list("[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"x\": 1}, \"id\": \"123456789\"}]").calls(&[("f", "{\"x\": 1}")]),
     list("[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"x\": 1}, \"id\": \"12345").calls(&[("f", "{\"x\": 1}")]).cut(),
+    // SGLang's `test_mistral_detector_finish.py`, and a name that no tool has first.
+    list("so [TOOL_CALLS] [{\"name\": \"sky\", \"arguments\": {\"at\": \"O").text("so").calls(&[("sky", "{\"at\": \"O")]).cut(),
+    list("[TOOL_CALLS] [{\"name\": \"unheard_of\", \"arguments\": {}},{\"name\": \"sky\", \"arguments\": {\"at\": \"Oslo\"}}]")
+        .calls(&[("unheard_of", "{}"), ("sky", "{\"at\": \"Oslo\"}")]),
     named("No call at all").text("No call at all"),
     named("[TOOL_CALLS]weather[ARGS]{\"place\": \"Oslo\"}").calls(&[("weather", "{\"place\": \"Oslo\"}")]),
     named("Let me see. [TOOL_CALLS]weather[ARGS]{\"place\": \"Oslo\"}").text("Let me see.").calls(&[("weather", "{\"place\": \"Oslo\"}")]),
@@ -68,9 +72,19 @@ pub const CASES: &[Case] = &[
     named("[TOOL_CALLS]f[CALL_ID]123456789{\"x\": 1}").calls(&[("f", "{\"x\": 1}")]),
     named("[TOOL_CALLS]f[CALL_ID]1234").text("[TOOL_CALLS]f[CALL_ID]1234"),
     named("[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{\"s\": \"[CALL_ID] [ARGS]").calls(&[("f", "{\"s\": \"[CALL_ID] [ARGS]")]).cut(),
-    named("<think>So.</think>Yes.[TOOL_CALLS]f[ARGS]{}").reasoning("So.").text("Yes.").calls(&[("f", "{}")]),
+    named("[THINK]So.[/THINK]Yes.[TOOL_CALLS]f[ARGS]{}").reasoning("So.").text("Yes.").calls(&[("f", "{}")]),
     // A name alone is no call; vLLM drops it.
     named("[TOOL_CALLS]a_name_alone").text("[TOOL_CALLS]a_name_alone"),
     // The older form in a vocabulary of the newer is text; SGLang takes both.
     named("[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}]").text("[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}]"),
+    // llama.cpp's Ministral 3.
+    named("[THINK]As I\nsee it[/THINK]Good day!\nAnd you?").reasoning("As I\nsee it").text("Good day!\nAnd you?"),
+    named("[THINK]As I\nsee it[/THINK][TOOL_CALLS]f[ARGS]{\"x\":1}").reasoning("As I\nsee it").calls(&[("f", "{\"x\":1}")]),
+    named("[TOOL_CALLS]f[ARGS]{\"x\": 1}[TOOL_CALLS]g[ARGS]{\"x\": 1, \"y\": 2}")
+        .calls(&[("f", "{\"x\": 1}"), ("g", "{\"x\": 1, \"y\": 2}")]),
+    named("[THINK]As in [TOOL_CALLS]f[ARGS]{\"x\":1} and so on[/THINK][TOOL_CALLS]f[ARGS]{\"x\": 1}")
+        .reasoning("As in [TOOL_CALLS]f[ARGS]{\"x\":1} and so on")
+        .calls(&[("f", "{\"x\": 1}")]),
+    // JSON in a fence is the model's text; llama.cpp takes it out where JSON was asked for, and here no fence can come then.
+    named("[THINK]As JSON[/THINK]```json\n{\"price\": 12.5}\n```").reasoning("As JSON").text("```json\n{\"price\": 12.5}\n```"),
 ];

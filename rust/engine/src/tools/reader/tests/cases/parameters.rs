@@ -80,8 +80,8 @@ pub const QWEN: &[Case] = &[
     // In the order in which they come.
     qwen("<tool_call>\n<function=weather><parameter=zip>1</parameter><parameter=city>Oslo</parameter></function>\n</tool_call>")
         .calls(&[("weather", "{\"zip\": \"1\", \"city\": \"Oslo\"}")]),
-    // A value ends where it is closed, so that it may have any other marker in it; vLLM and SGLang end it before the next
-    // parameter as well, or before a closing marker that is spelled otherwise. The grammar lets no value go on unclosed.
+    // A value ends where it is closed and something follows that can, so that it may have any other marker in it; vLLM and
+    // SGLang end it before the next parameter as well, or before a closing marker that is spelled otherwise. The grammar lets no value go on unclosed.
     qwen("<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n<parameter=zip>\n1\n</parameter>\n</function>\n</tool_call>")
         .calls(&[("weather", "{\"city\": \"Oslo\\n<parameter=zip>\\n1\"}")]),
     qwen("<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter1>\n</parameter>\n</function>\n</tool_call>")
@@ -89,15 +89,146 @@ pub const QWEN: &[Case] = &[
     // A text streams, so what there is of it when an answer is cut off is there.
     qwen("I do.<tool_call>\n<function=python>\n<parameter=code>\nprint(1)\nprint(2").text("I do.").calls(&[("python", "{\"code\": \"print(1)\\nprint(2")]).cut(),
     qwen("<tool_call>\n<function=python>\n<parameter=code>\nx\n</par").calls(&[("python", "{\"code\": \"x\\n</par")]).cut(),
-    // Calls begin with their marker; vLLM, SGLang and llama.cpp do without.
-    qwen("<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>")
-        .text("<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>"),
     // The end of a name may be missing before an argument. What is no name calls nothing.
     qwen("<tool_call>\n<function=weather\n<parameter=city>Oslo</parameter>\n</function>\n</tool_call>")
         .calls(&[("weather", "{\"city\": \"Oslo\"}")]),
     qwen("<tool_call>\n<function=bad\n</function>\n</tool_call>\n<tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n</function>\n</tool_call>")
         .text("<tool_call>\n<function=bad\n</function>\n</tool_call>")
         .calls(&[("weather", "{\"city\": \"Oslo\"}")]),
+];
+
+/// The first marker of a call is missing, as vLLM, SGLang and llama.cpp know it of some models: the name has a line of its own.
+pub const ALONE: &[Case] = &[
+    qwen("<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>").calls(&[("weather", "{\"city\": \"Oslo\"}")]),
+    qwen("<function=typed>\n<parameter=count>\n1\n</parameter>\n</function>\n</tool_call>").calls(&[("typed", "{\"count\": 1}")]),
+    qwen("So I call it.\n<function=typed>\n<parameter=count>\n1\n</parameter>\n</function>\n</tool_call>")
+        .text("So I call it.")
+        .calls(&[("typed", "{\"count\": 1}")]),
+    qwen("I look.\n\n  <function=weather>  \n\n <parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>\nThere.")
+        .text("I look.\nThere.")
+        .calls(&[("weather", "{\"city\": \"Oslo\"}")]),
+    // The first alone does without; then none does.
+    qwen("<function=typed>\n<parameter=count>\n1\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=zip>\n2\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("typed", "{\"count\": 1}"), ("weather", "{\"city\": \"Oslo\", \"zip\": \"2\"}")]),
+    qwen("<function=typed>\n</function>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n")
+        .calls(&[("typed", "{}"), ("weather", "{\"city\": \"Oslo\"}")]),
+    // Two between one pair of markers.
+    qwen("<tool_call>\n<function=typed>\n</function>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("typed", "{}"), ("weather", "{\"city\": \"Oslo\"}")]),
+    qwen("<think>Now.</think>\n<function=typed>\n</function>").reasoning("Now.").calls(&[("typed", "{}")]),
+    qwen("<function=weather>\n<parameter=city>\nOs").calls(&[("weather", "{\"city\": \"Os")]).cut(),
+    // Text that only says how a call is written.
+    qwen("Calls begin with `<function=` and a name.").text("Calls begin with `<function=` and a name."),
+    qwen("<function=").text("<function="),
+    qwen("Thus:\n<function=weather>\n<param").text("Thus:\n<function=weather>\n<param"),
+    qwen("Thus:\n<function=weather>").text("Thus:\n<function=weather>"),
+    qwen("<function=weather>\nis how it begins").text("<function=weather>\nis how it begins"),
+    qwen("<function=weather> is how it begins,\n<parameter=city> how it goes on")
+        .text("<function=weather> is how it begins,\n<parameter=city> how it goes on"),
+    qwen("<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>")
+        .text("<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>"),
+    // Within a line; the peers call.
+    qwen("As in `<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>`")
+        .text("As in `<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>`"),
+    qwen("As in <function=weather><parameter=city>Oslo</parameter></function>")
+        .text("As in <function=weather><parameter=city>Oslo</parameter></function>"),
+    // Of a tool that is not there; the peers call it.
+    qwen("<function=unheard_of>\n</function>").text("<function=unheard_of>\n</function>"),
+    seed("<function=weather>\n<parameter=city>Oslo</parameter>\n</function>")
+        .text("<function=weather>\n<parameter=city>Oslo</parameter>\n</function>"),
+];
+
+/// llama.cpp's Qwen 3.5 and Nemotron 3, which think first; behind some prompts they are within it.
+pub const THINKING: &[Case] = &[
+    qwen("As I\nsee it\n</think>\n\nGood day!\nAnd you?").opened().reasoning("As I\nsee it\n").text("Good day!\nAnd you?"),
+    qwen("As I\nsee it\n</think>\n\n<tool_call>\n<function=typed>\n<parameter=count>\n1\n</parameter>\n</function>\n</tool_call>")
+        .opened()
+        .reasoning("As I\nsee it\n")
+        .calls(&[("typed", "{\"count\": 1}")]),
+    qwen("I look there.\n</think>\n\nNow I look.\n<tool_call>\n<function=python>\n<parameter=code>\nls\n</parameter>\n</function>\n</tool_call>\n")
+        .opened()
+        .reasoning("I look there.\n")
+        .text("Now I look.")
+        .calls(&[("python", "{\"code\": \"ls\"}")]),
+    qwen("</think>\n\nNow I look.\n<tool_call>\n<function=python>\n<parameter=code>\nls\n</parameter>\n</function>\n</tool_call>")
+        .opened()
+        .text("Now I look.")
+        .calls(&[("python", "{\"code\": \"ls\"}")]),
+    qwen("</think>\n\n<tool_call>\n<function=now>\n</function>\n</tool_call>").opened().calls(&[("now", "{}")]),
+    // Opened twice; llama.cpp takes the second for a thought.
+    qwen("<think>\n\n</think>\n\n<tool_call>\n<function=now>\n</function>\n</tool_call>")
+        .opened()
+        .reasoning("\n\n")
+        .calls(&[("now", "{}")]),
+    qwen("All of it as JSON\n</think>\n\n{\"price\": 12.5, \"on\": \"2025-12-03\"}")
+        .opened()
+        .reasoning("All of it as JSON\n")
+        .text("{\"price\": 12.5, \"on\": \"2025-12-03\"}"),
+    // A call within reasoning is a thought; llama.cpp ends the reasoning before it.
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\nls\n</parameter>\n</function>\n</tool_call>")
+        .opened()
+        .reasoning("<tool_call>\n<function=python>\n<parameter=code>\nls\n</parameter>\n</function>\n</tool_call>"),
+    qwen("I look.\n<tool_call>\n<function=now>\n</function>\n</tool_call>")
+        .opened()
+        .reasoning("I look.\n<tool_call>\n<function=now>\n</function>\n</tool_call>"),
+    qwen("I look.\n<function=typed>\n</function>\n</think>\n\n<function=typed>\n</function>")
+        .opened()
+        .reasoning("I look.\n<function=typed>\n</function>\n")
+        .calls(&[("typed", "{}")]),
+    qwen("As I\nsee it\n</think>\n<tool_call>\n<function=typed>\n<parameter=count>\n1\n</parameter>\n</function>\n</tool_call>\n")
+        .opened()
+        .reasoning("As I\nsee it\n")
+        .calls(&[("typed", "{\"count\": 1}")]),
+    qwen("<tool_call>\n<function=typed>\n<parameter=count>\n1\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=typed>\n<parameter=count>\n1\n</parameter>\n<parameter=maybe_count>\n2\n</parameter>\n</function>\n</tool_call>\n")
+        .calls(&[("typed", "{\"count\": 1}"), ("typed", "{\"count\": 1, \"maybe_count\": 2}")]),
+    // Three texts, of which the last ends with a line break.
+    qwen("<tool_call>\n<function=weather>\n<parameter=city>\n#iclude\n</parameter>\n<parameter=zip>\n#include\n\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("weather", "{\"city\": \"#iclude\", \"zip\": \"#include\\n\"}")]),
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\n    print(\"Hey, you!\")\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("python", "{\"code\": \"    print(\\\"Hey, you!\\\")\"}")]),
+];
+
+/// Of texts with markers in them, and of what else vLLM's parsers of Qwen3-Coder are tried with.
+pub const WITHIN: &[Case] = &[
+    // What closes a value closes it where an argument or the end of the call follows.
+    qwen("<tool_call>\n<function=weather>\n<parameter=city>\na.py\n</parameter>\n<parameter=zip>\nparts = [\n    \"<tool_call>\\n\",\n    \"<parameter=q>\\n\",\n    \"\\n</parameter>\\n\",\n    \"</function>\\n\",\n]\n</parameter>\n</function>\n</tool_call>\n")
+        .calls(&[("weather", "{\"city\": \"a.py\", \"zip\": \"parts = [\\n    \\\"<tool_call>\\\\n\\\",\\n    \\\"<parameter=q>\\\\n\\\",\\n    \\\"\\\\n</parameter>\\\\n\\\",\\n    \\\"</function>\\\\n\\\",\\n]\"}")]),
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\ns = '''\n<parameter=code>\nx\n</parameter>\n'''\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("python", "{\"code\": \"s = '''\\n<parameter=code>\\nx\\n</parameter>\\n'''\"}")]),
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\n</parameter> </parameter>\n</parameter>\n\n</function></tool_call>")
+        .calls(&[("python", "{\"code\": \"</parameter> </parameter>\"}")]),
+    qwen("<tool_call>\n<function=typed>\n<parameter=shape>\n{\"k\": \"</parameter>\"}\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("typed", "{\"shape\": {\"k\": \"</parameter>\"}}")]),
+    glm("<tool_call>python<arg_key>code</arg_key><arg_value>s = '</arg_value>'</arg_value></tool_call>")
+        .calls(&[("python", "{\"code\": \"s = '</arg_value>'\"}")]),
+    seed("<seed:tool_call>\n<function=python>\n<parameter=code>s = '</parameter>'</parameter>\n</function>\n</seed:tool_call>")
+        .calls(&[("python", "{\"code\": \"s = '</parameter>'\"}")]),
+    // Where it does, a value that goes on is cut; vLLM counts pairs of markers.
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\ns = '''\n<parameter=code>\nx\n</parameter>\n</function>\n</tool_call>\n'''\n</parameter>\n</function>\n</tool_call>")
+        .text("'''\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("python", "{\"code\": \"s = '''\\n<parameter=code>\\nx\"}")]),
+    // What closes the function, or all of it, may be missing.
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\nls\n</parameter>\n</function>").calls(&[("python", "{\"code\": \"ls\"}")]),
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\nls\n</parameter>\n</tool_call>").calls(&[("python", "{\"code\": \"ls\"}")]),
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\nls\n</parameter>\n").calls(&[("python", "{\"code\": \"ls\"")]).cut(),
+    qwen("<tool_call>\n<function=python>\n<parameter=code>\nls\n</parameter>\n</func").calls(&[("python", "{\"code\": \"ls\"")]).cut(),
+    // A template that was not filled in.
+    qwen("<tool_call>\n<function={{ tool.name }}>\n<parameter={{ key }}>\n{{ value }}\n</parameter>\n</function>\n</tool_call>\n\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>")
+        .text("<tool_call>\n<function={{ tool.name }}>\n<parameter={{ key }}>\n{{ value }}\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("weather", "{\"city\": \"Oslo\"}")]),
+    qwen("As in <tool_call>this</tool_call>. And now:\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>")
+        .text("As in <tool_call>this</tool_call>. And now:")
+        .calls(&[("weather", "{\"city\": \"Oslo\"}")]),
+    qwen("<tool_call>\n<function=now>\n</function>\n</tool_call>\n<tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n</function>\n</tool_call>\nDone!")
+        .text("Done!")
+        .calls(&[("now", "{}"), ("weather", "{\"city\": \"Oslo\"}")]),
+    qwen("<tool_call>\n<function=typed>\n<parameter=maybe_list>\n[\"a\", 1, true]\n</parameter>\n<parameter=maybe_text>None</parameter>\n</function>\n</tool_call>")
+        .calls(&[("typed", "{\"maybe_list\": [\"a\", 1, true], \"maybe_text\": \"None\"}")]),
+    // An object in quotes is a text; vLLM takes it out of them.
+    qwen("<tool_call>\n<function=typed>\n<parameter=shape>\n\"{'k': 1}\"\n</parameter>\n</function>\n</tool_call>")
+        .calls(&[("typed", "{\"shape\": \"\\\"{'k': 1}\\\"\"}")]),
+    qwen("<tool_call><function=></function></tool_call>").text("<tool_call><function=></function></tool_call>"),
+    qwen("<tool_call><function=func>").calls(&[("func", "")]).cut(),
 ];
 
 pub const GLM: &[Case] = &[
@@ -178,4 +309,16 @@ pub const SEED: &[Case] = &[
     // A line break at the end of a text is none of it; llama.cpp keeps it.
     seed("<seed:tool_call>\n<function=python>\n<parameter=code>def f(a = \"14\"):\n    return a + \"b\"\n</parameter>\n</function>\n</seed:tool_call>")
         .calls(&[("python", "{\"code\": \"def f(a = \\\"14\\\"):\\n    return a + \\\"b\\\"\"}")]),
+    // vLLM's `test_seed_oss_tool_parser.py`, whose parser leaves reasoning to another.
+    seed("<seed:think>\n</seed:cot_budget_reflect>\nThere are no tokens left to think with.\n</seed:think>\n<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo, Norway</parameter>\n</function>\n</seed:tool_call>")
+        .reasoning("\n</seed:cot_budget_reflect>\nThere are no tokens left to think with.\n")
+        .calls(&[("weather", "{\"city\": \"Oslo, Norway\"}")]),
+    seed("<seed:think>Some.\n<seed:cot_budget_reflect>131 tokens used, 381 left.</seed:cot_budget_reflect>\n More.</seed:think>\n<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n</function>\n</seed:tool_call>")
+        .reasoning("Some.\n<seed:cot_budget_reflect>131 tokens used, 381 left.</seed:cot_budget_reflect>\n More.")
+        .calls(&[("weather", "{\"city\": \"Oslo\"}")]),
+    seed("<seed:think>\nIt is <seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n</function>\n</seed:tool_call>. Yes?</seed:think><seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n<parameter=zip>1</parameter>\n</function>\n</seed:tool_call>")
+        .reasoning("\nIt is <seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n</function>\n</seed:tool_call>. Yes?")
+        .calls(&[("weather", "{\"city\": \"Oslo\", \"zip\": \"1\"}")]),
+    // llama.cpp's.
+    seed("<seed:think>I think of it</seed:think>\nGood day!").reasoning("I think of it").text("Good day!"),
 ];
