@@ -132,6 +132,9 @@ pub const ALONE: &[Case] = &[
         .text("As in `<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>`"),
     qwen("As in <function=weather><parameter=city>Oslo</parameter></function>")
         .text("As in <function=weather><parameter=city>Oslo</parameter></function>"),
+    // The name has no line of its own; the peers call.
+    qwen("<function=weather><parameter=city>Oslo</parameter></function>")
+        .text("<function=weather><parameter=city>Oslo</parameter></function>"),
     // Of a tool that is not there; the peers call it.
     qwen("<function=unheard_of>\n</function>").text("<function=unheard_of>\n</function>"),
     seed("<function=weather>\n<parameter=city>Oslo</parameter>\n</function>")
