@@ -10,6 +10,8 @@ mod cache;
 mod dense;
 #[path = "gemm_floats.rs"]
 mod gemm_floats;
+#[path = "latent.rs"]
+mod latent;
 #[path = "packed.rs"]
 mod packed;
 #[path = "sample.rs"]

@@ -19,6 +19,10 @@ use super::graph_plan::Bucket;
 const DECODE_VECTORS: usize = 16;
 /// The same of `prefill_*`.
 const PREFILL_VECTORS: usize = 64;
+/// The same of `latent_*`, whose CTAs may share the query heads.
+pub const LATENT_VECTORS: usize = 32;
+/// Rows of a request of latent attention whose keys are cut, though they may be in several CTAs: one that decodes, with drafts.
+const FEW_LATENT_ROWS: usize = 8;
 /// A part of the keys begins at a multiple of this.
 const KEY_TILE: usize = 64;
 /// Keys of a part at least. Measured on an H100 with 64 query heads, 8 KV heads and D 128 in bf16, parts of 512 keys against
@@ -47,7 +51,7 @@ pub struct Capacity {
 /// What decides the cut, apart from the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanShape {
-    /// Query heads that share a KV head.
+    /// Query heads that share a KV head; of latent attention those of a CTA.
     pub queries_per_kv: usize,
     /// See [`AttentionParams::window`](crate::AttentionParams).
     pub window: Option<usize>,
@@ -57,6 +61,8 @@ pub struct PlanShape {
     pub mask: Mask,
     /// How keys and values are stored: in f32, a CTA takes one row.
     pub dtype: KvDType,
+    /// Whether it is latent attention, whose kernels take the rows of prompts as they take others.
+    pub latent: bool,
     /// Whether every row is a tile of its own; so it is over f32.
     pub alone: bool,
     /// Whether the keys of few rows are cut; not those of rows that are alone.
@@ -68,8 +74,19 @@ impl PlanShape {
     fn decode_rows(self) -> usize {
         match self.dtype {
             KvDType::F32 => 1,
+            _ if self.latent => self.rows(LATENT_VECTORS),
             _ => self.rows(DECODE_VECTORS),
         }
+    }
+
+    /// Rows that a CTA takes of a prompt.
+    fn prefill_rows(self) -> usize {
+        if self.latent { self.decode_rows() } else { self.rows(PREFILL_VECTORS) }
+    }
+
+    /// Rows of a request whose keys are cut, at most.
+    fn few_rows(self) -> usize {
+        if self.latent { self.decode_rows().max(FEW_LATENT_ROWS) } else { self.decode_rows() }
     }
 
     /// Rows with so many query vectors a KV head.
@@ -130,7 +147,7 @@ pub struct Round {
 /// Lists for the kernels; the field names of the entries are those of `kernels/args.h`.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionPlan {
-    /// For `attention_*`.
+    /// For `attention_*`, or `latent_*`.
     pub decode: Vec<AttentionWork>,
     /// For `prefill_*`.
     pub prefill: Vec<AttentionWork>,
@@ -151,12 +168,12 @@ impl AttentionPlan {
     /// When more than 64 query heads share a KV head.
     pub fn new(step: &StepMetadata, shape: PlanShape) -> Self {
         let decode_rows = shape.decode_rows();
-        let prefill_rows = shape.rows(PREFILL_VECTORS);
+        let prefill_rows = shape.prefill_rows();
         assert!(decode_rows > 0 || prefill_rows > 0, "{} query heads share a KV head", shape.queries_per_kv);
         let mut plan = Self { rounds: vec![Round::default()], ..Self::default() };
         for request in 0..step.num_reqs() {
             let rows = step.query_start_loc[request] as usize..step.query_start_loc[request + 1] as usize;
-            let few = rows.len() <= decode_rows || (shape.alone && decode_rows > 0);
+            let few = rows.len() <= shape.few_rows() || (shape.alone && decode_rows > 0);
             let tile = if few { decode_rows } else { prefill_rows };
             let mut first = rows.start;
             while first < rows.end {
@@ -172,8 +189,8 @@ impl AttentionPlan {
                 };
                 match (few, shape.splits) {
                     (true, true) => plan.split(work),
-                    (true, false) => plan.add(work),
-                    (false, _) => plan.prefill.push(work),
+                    (false, _) if !shape.latent => plan.prefill.push(work),
+                    _ => plan.add(work),
                 }
                 first = end;
             }
@@ -276,8 +293,16 @@ mod tests {
             reaches.into_iter().flat_map(move |(window, chunk)| {
                 let masks = [Mask::Causal, Mask::Full, Mask::Spans];
                 masks.into_iter().flat_map(move |mask| {
-                    let shape =
-                        move |queries_per_kv| PlanShape { queries_per_kv, window, chunk, mask, dtype, alone, splits: !alone };
+                    let shape = move |queries_per_kv| PlanShape {
+                        queries_per_kv,
+                        window,
+                        chunk,
+                        mask,
+                        dtype,
+                        latent: false,
+                        alone,
+                        splits: !alone,
+                    };
                     [1, 3, 7, 16, 40].into_iter().map(shape)
                 })
             })
@@ -323,8 +348,16 @@ mod tests {
     #[test]
     fn a_row_that_is_alone_is_computed_alike_however_its_prompt_is_cut() {
         for (dtype, queries_per_kv) in [(KvDType::F32, 4), (KvDType::F32, 40), (KvDType::BF16, 4), (KvDType::BF16, 40)] {
-            let shape =
-                PlanShape { queries_per_kv, window: None, chunk: None, mask: Mask::Causal, dtype, alone: true, splits: false };
+            let shape = PlanShape {
+                queries_per_kv,
+                window: None,
+                chunk: None,
+                mask: Mask::Causal,
+                dtype,
+                latent: false,
+                alone: true,
+                splits: false,
+            };
             let rows = |requests: &[(usize, usize)]| -> Vec<_> {
                 let plan = AttentionPlan::new(&step(requests), shape);
                 assert!(plan.merges.is_empty() && (plan.prefill.is_empty() || plan.decode.is_empty()));
@@ -347,6 +380,7 @@ mod tests {
                 chunk: None,
                 mask: Mask::Causal,
                 dtype: KvDType::F16,
+                latent: false,
                 alone: false,
                 splits: true,
             },
@@ -378,6 +412,7 @@ mod tests {
             chunk: None,
             mask: Mask::Causal,
             dtype: KvDType::BF16,
+            latent: false,
             alone: false,
             splits: true,
         };
@@ -410,6 +445,7 @@ mod tests {
             chunk: None,
             mask: Mask::Causal,
             dtype: KvDType::BF16,
+            latent: false,
             alone: false,
             splits: true,
         };
@@ -446,6 +482,7 @@ mod tests {
             chunk: None,
             mask: Mask::Causal,
             dtype: KvDType::BF16,
+            latent: false,
             alone: false,
             splits: false,
         };

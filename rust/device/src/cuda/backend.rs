@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, Device, DeviceError, DeviceSampler,
-    EmbedArgs, EmbeddingTable, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, Linear, LinearOptions, Norm, NormKind,
-    NormSpan, Phases, Precision, Projection, ResidualArgs, RopeArgs, RowSampling, SampledRow, StepGraphs, StepMetadata,
+    EmbedArgs, EmbeddingTable, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, LatentPhases, Linear, LinearOptions, Norm,
+    NormKind, NormSpan, Phases, Precision, Projection, ResidualArgs, RopeArgs, RowSampling, SampledRow, StepGraphs, StepMetadata,
     StepRecorder, Tensor, WeightView, WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
@@ -20,7 +20,8 @@ use super::{
     dense::{Dense, Product},
     driver::{DeviceMemory, Driver},
     graph,
-    kernels::{HEAD_DIMS, Kernel, kv_suffix, launch},
+    kernels::{HEAD_DIMS, Kernel, LATENT_DIMS, MAX_LATENT_WIDTH, kv_suffix, launch},
+    latent::{self, LatentScratch},
     linear::{CudaLinear, Rows},
     memory::{Constants, RowNumbers, Scratch},
     packed::PackedFormat,
@@ -69,8 +70,9 @@ struct Kernels {
 /// What lives from step to step.
 pub(super) struct State {
     pub(super) lists: StepLists,
-    constants: Constants,
-    dense: Dense,
+    pub(super) constants: Constants,
+    pub(super) dense: Dense,
+    pub(super) latent: LatentScratch,
     sampling: Sampling,
     row_numbers: RowNumbers,
     /// Normed rows, `[num_tokens, in_features]`.
@@ -113,6 +115,7 @@ impl CudaBackend {
             lists: StepLists::new(&driver, options.splits_keys)?,
             constants: Constants::default(),
             dense: Dense::new(&driver)?,
+            latent: LatentScratch::default(),
             sampling: Sampling::new()?,
             row_numbers: RowNumbers::default(),
             normed: Scratch::default(),
@@ -131,7 +134,7 @@ impl CudaBackend {
     pub(super) fn buffers(&self) -> Vec<DevicePtr> {
         let mut state = self.state();
         let own = [state.normed.at(), state.projected.at(), state.up.at(), state.constants.clear_lost() + 1];
-        [&own[..], &state.dense.buffers(), &state.lists.buffers()].concat()
+        [&own[..], &state.dense.buffers(), &state.lists.buffers(), &state.latent.buffers()].concat()
     }
 
     /// With so many threads for what is left to the host: sampling.
@@ -182,9 +185,14 @@ impl CudaBackend {
         unsafe { launch(&self.driver, kernel, [x.count, 1, 1], &args) }
     }
 
-    /// `x`, normed if there is a norm, as the weights read it.
-    fn normed(&self, state: &mut State, x: &Tensor, norm: Option<&Norm>, linears: &[&Linear]) -> Result<Rows, CudaError> {
-        let rows = rows(x);
+    /// Rows, normed if there is a norm, as the weights read them.
+    pub(super) fn normed(
+        &self,
+        state: &mut State,
+        rows: Rows,
+        norm: Option<&Norm>,
+        linears: &[&Linear],
+    ) -> Result<Rows, CudaError> {
         if norm.is_none() {
             return Ok(rows);
         }
@@ -241,7 +249,7 @@ impl CudaBackend {
     fn try_norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) -> Result<(), CudaError> {
         let mut state = self.state();
         let linears: Vec<_> = projections.iter().map(|projection| projection.linear).collect();
-        let input = self.normed(&mut state, x, norm, &linears)?;
+        let input = self.normed(&mut state, rows(x), norm, &linears)?;
         let products: Vec<_> = projections
             .iter_mut()
             .map(|projection| {
@@ -273,7 +281,7 @@ impl CudaBackend {
     fn try_gate_up(&self, args: &mut GateUpArgs<'_>) -> Result<(), CudaError> {
         let mut state = self.state();
         let linears: Vec<_> = args.gate.into_iter().chain([args.up]).collect();
-        let input = self.normed(&mut state, args.x, args.norm, &linears)?;
+        let input = self.normed(&mut state, rows(args.x), args.norm, &linears)?;
         args.out.set_rows(input.count);
         let cols = args.out.cols();
         assert_eq!(args.up.out_features, cols, "columns of the output");
@@ -333,6 +341,24 @@ impl CudaBackend {
     }
 }
 
+/// Whether latent attention has kernels for vectors of so many elements.
+fn check_latent(dtype: KvDType, width: usize) -> Result<(), DeviceError> {
+    let made_for: usize = LATENT_DIMS.iter().sum();
+    let is_there = match dtype {
+        KvDType::F32 => width <= MAX_LATENT_WIDTH && width.is_multiple_of(4),
+        KvDType::F16 | KvDType::BF16 => width == made_for,
+        KvDType::F8E4M3 | KvDType::Int8 => false,
+    };
+    if is_there {
+        return Ok(());
+    }
+    Err(DeviceError::Unsupported(format!(
+        "latent attention with vectors of {width} elements has no GPU kernel for a {} KV cache; pa_cache_type=PagedCacheType.F16 \
+         and BF16 take {made_for}, F32 any multiple of 4 up to {MAX_LATENT_WIDTH}, and device=\"cpu\" computes all",
+        kv_suffix(dtype)
+    )))
+}
+
 /// Values of [`State::normed`], [`State::projected`] and [`State::up`] in the largest step.
 fn planned_floats(shape: &WorkspaceShape) -> [usize; 3] {
     let gated = if shape.gated { shape.intermediate_size } else { 0 };
@@ -340,25 +366,27 @@ fn planned_floats(shape: &WorkspaceShape) -> [usize; 3] {
 }
 
 /// The tensor's memory on the device.
-fn device(tensor: &Tensor) -> &DeviceMemory {
+pub(super) fn device(tensor: &Tensor) -> &DeviceMemory {
     tensor.device().expect("a tensor of this backend")
 }
 
-fn rows(tensor: &Tensor) -> Rows {
+/// The rows in use.
+pub(super) fn rows(tensor: &Tensor) -> Rows {
     Rows { at: device(tensor).at(), count: tensor.rows(), cols: tensor.cols(), element: ElementType::F32 }
 }
 
-fn cuda(linear: &Linear) -> &CudaLinear {
+/// The weight on the device.
+pub(super) fn cuda(linear: &Linear) -> &CudaLinear {
     linear.weight()
 }
 
 /// The product alone.
-fn plain(linear: &Linear, out: DevicePtr) -> Product<'_> {
+pub(super) fn plain(linear: &Linear, out: DevicePtr) -> Product<'_> {
     Product { linear: cuda(linear), out, scale: 1.0, accumulate: false }
 }
 
 /// A phase cannot return what the driver refuses.
-fn done(result: Result<(), CudaError>) {
+pub(super) fn done(result: Result<(), CudaError>) {
     result.unwrap_or_else(|error| panic!("{error}"));
 }
 
@@ -368,6 +396,10 @@ impl Backend for CudaBackend {
     }
 
     fn sampler(&self) -> Option<&dyn DeviceSampler> {
+        Some(self)
+    }
+
+    fn latent_phases(&self) -> Option<&dyn LatentPhases> {
         Some(self)
     }
 
@@ -407,7 +439,7 @@ impl Device for CudaBackend {
     fn check_kv_layer(&self, dtype: KvDType, shape: KvShape) -> Result<(), DeviceError> {
         let head_dim = shape.head_dim()?;
         if shape.is_latent() {
-            return Err(DeviceError::Unsupported("latent attention has no GPU kernel yet; device=\"cpu\" computes it".into()));
+            return check_latent(dtype, head_dim);
         }
         if dtype == KvDType::F32 || HEAD_DIMS.contains(&head_dim) {
             return Ok(());
@@ -444,16 +476,20 @@ impl Device for CudaBackend {
 
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
         let floats: usize = planned_floats(shape).iter().sum();
-        (floats * size_of::<f32>()) as u64 + attention::workspace_bytes(shape) + self.state().dense.workspace_bytes(shape)
+        (floats * size_of::<f32>()) as u64
+            + attention::workspace_bytes(shape)
+            + latent::workspace_bytes(shape)
+            + self.state().dense.workspace_bytes(shape)
     }
 
     fn plan_workspaces(&self, shape: &WorkspaceShape) {
-        let State { lists, dense, normed, projected, up, .. } = &mut *self.state();
+        let State { lists, dense, latent, normed, projected, up, .. } = &mut *self.state();
         for (scratch, floats) in [normed, projected, up].into_iter().zip(planned_floats(shape)) {
             scratch.plan(floats * size_of::<f32>());
         }
         lists.plan_parts(shape);
         dense.plan(shape);
+        latent.plan(shape);
     }
 
     fn graph_bytes(&self) -> u64 {

@@ -7,8 +7,8 @@ use std::{sync::Arc, time::Duration};
 
 use crate::kernel_args::{
     AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType, EmbedArgs, FillBiasArgs,
-    GatedActivationArgs, GatherRowsArgs, GemmArgs, GemvArgs, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs,
-    RoundValuesArgs, SampleArgs, SampleRow, TopLogprobsArgs,
+    GatedActivationArgs, GatherRowsArgs, GemmArgs, GemvArgs, LatentAttentionArgs, LatentCacheArgs, NormArgs,
+    PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, SampleRow, TopLogprobsArgs,
 };
 
 use super::{CudaError, Gpu, GpuMemory, kernels::Kernel};
@@ -247,6 +247,7 @@ macro_rules! plain {
     )*};
 }
 plain!(u8, u32, u64, i64, f32, crate::kernel_args::AttentionWork, crate::kernel_args::AttentionMerge);
+plain!(LatentAttentionArgs, LatentCacheArgs);
 plain!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
 plain!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 plain!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs);

@@ -19,6 +19,7 @@ mod graph_plan;
 #[cfg(test)]
 mod graph_tests;
 pub mod kernels;
+mod latent;
 #[cfg(test)]
 mod launchers;
 pub mod libraries;
