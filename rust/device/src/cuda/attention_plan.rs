@@ -345,6 +345,38 @@ mod tests {
         }
     }
 
+    /// Latent attention: rows of prompts are tiles as those that decode are, and the keys of a few rows come in parts.
+    #[test]
+    fn rows_of_latent_attention_are_tiles_of_one_kernel() {
+        let step = step(&[(0, 40), (2000, 1), (2000, 8), (2000, 9), (5, 1)]);
+        for (queries_per_kv, rows) in [(32, 1), (20, 1), (16, 2), (3, 10)] {
+            for splits in [true, false] {
+                let shape = PlanShape {
+                    queries_per_kv,
+                    window: None,
+                    chunk: None,
+                    mask: Mask::Causal,
+                    dtype: KvDType::BF16,
+                    latent: true,
+                    alone: false,
+                    splits,
+                };
+                let plan = AttentionPlan::new(&step, shape);
+                assert!(plan.prefill.is_empty() && plan.decode.iter().all(|work| work.num_rows as usize <= rows));
+                let mut entries: Vec<_> = [40, 1, 8, 9, 1].map(|count: usize| count.div_ceil(rows)).into();
+                if splits {
+                    // Eight rows are few, and nine where a tile has them.
+                    entries[1] *= 4;
+                    entries[2] *= 4;
+                    entries[3] *= if rows >= 9 { 4 } else { 1 };
+                }
+                let of = |request| plan.decode.iter().filter(|work| work.request == request).count();
+                assert_eq!((0..5).map(of).collect::<Vec<_>>(), entries, "{queries_per_kv} heads, splits {splits}");
+                assert!(plan.decode.iter().filter(|work| work.request == 0).all(|work| work.key_begin == 0 && work.part == -1));
+            }
+        }
+    }
+
     #[test]
     fn a_row_that_is_alone_is_computed_alike_however_its_prompt_is_cut() {
         for (dtype, queries_per_kv) in [(KvDType::F32, 4), (KvDType::F32, 40), (KvDType::BF16, 4), (KvDType::BF16, 40)] {
@@ -466,7 +498,11 @@ mod tests {
             let requests: Vec<_> = positions.iter().map(|position| (*position, 1)).collect();
             let step = step(&requests);
             let bucket = Bucket::of(&step, 256).unwrap();
-            for shape in shapes().flat_map(|shape| [shape, PlanShape { splits: false, ..shape }]) {
+            let latent = [1, 3, 16, 32].into_iter().flat_map(|queries_per_kv| {
+                let all = shapes().filter(|shape| shape.window.is_none() && shape.chunk.is_none() && shape.mask == Mask::Causal);
+                all.map(move |shape| PlanShape { queries_per_kv, latent: true, ..shape })
+            });
+            for shape in shapes().chain(latent).flat_map(|shape| [shape, PlanShape { splits: false, ..shape }]) {
                 let (plan, capacity) = (AttentionPlan::new(&step, shape), shape.capacity(bucket));
                 assert!(plan.decode.len() <= capacity.decode && plan.prefill.len() <= capacity.prefill, "{shape:?} {capacity:?}");
                 assert!(plan.merges.len() <= capacity.merges && plan.num_parts <= capacity.num_parts, "{shape:?} {capacity:?}");
