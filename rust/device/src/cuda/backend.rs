@@ -345,7 +345,8 @@ impl CudaBackend {
 fn check_latent(dtype: KvDType, width: usize) -> Result<(), DeviceError> {
     let made_for: usize = LATENT_DIMS.iter().sum();
     let is_there = match dtype {
-        KvDType::F32 => width <= MAX_LATENT_WIDTH && width.is_multiple_of(4),
+        // Products read what a head has of a query 8 elements at a time.
+        KvDType::F32 => width <= MAX_LATENT_WIDTH && width.is_multiple_of(8),
         KvDType::F16 | KvDType::BF16 => width == made_for,
         KvDType::F8E4M3 | KvDType::Int8 => false,
     };
@@ -354,7 +355,7 @@ fn check_latent(dtype: KvDType, width: usize) -> Result<(), DeviceError> {
     }
     Err(DeviceError::Unsupported(format!(
         "latent attention with vectors of {width} elements has no GPU kernel for a {} KV cache; pa_cache_type=PagedCacheType.F16 \
-         and BF16 take {made_for}, F32 any multiple of 4 up to {MAX_LATENT_WIDTH}, and device=\"cpu\" computes all",
+         and BF16 take {made_for}, F32 any multiple of 8 up to {MAX_LATENT_WIDTH}, and device=\"cpu\" computes all",
         kv_suffix(dtype)
     )))
 }

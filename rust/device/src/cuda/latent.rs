@@ -15,7 +15,7 @@ use super::{
     backend::{State, cuda, device, done, plain, rows},
     dense::Dense,
     driver::Driver,
-    kernels::{Kernel, kv_suffix, launch},
+    kernels::{Kernel, LATENT_DIMS, kv_suffix, launch},
     linear::Rows,
     memory::{Constants, Scratch},
 };
@@ -216,6 +216,7 @@ impl LatentCache<'_> {
         let Dims { num_heads, rope_dim, kv_rank, .. } = self.dims;
         let (spec, layer) = (self.cache.spec(), self.cache.layer(self.layer));
         let is_plain = spec.dtype == KvDType::F32;
+        assert!(is_plain || [rope_dim, kv_rank] == LATENT_DIMS, "{rope_dim} elements that rotate and {kv_rank} that do not");
         let shares = num_heads.div_ceil(if is_plain { PLAIN_HEADS } else { LATENT_VECTORS });
         let shape = PlanShape {
             queries_per_kv: num_heads.div_ceil(shares),
