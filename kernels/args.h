@@ -95,11 +95,13 @@ struct LatentAttentionArgs {
     const uint8_t* plane;
     const uint32_t* block_tables; // [num_reqs, max_blocks]
     const uint32_t* positions;    // [num_tokens]
-    const AttentionWork* work;    // one for each of the CTAs that share its query heads (README.md)
+    const AttentionWork* work;    // each for ceil(num_heads / heads) CTAs, which share the query heads
     uint64_t block_bytes;
     uint32_t max_blocks, block_size, num_heads;
     uint32_t rope_dim, kv_rank;   // multiples of 4; latent_f32 reads them, of the others they are 64 and 512
+    uint32_t heads;               // of a CTA; of latent_f32 4
     float scale;
+    uint32_t reserved;
 };
 
 // latent_cache_*: the norm of latent vectors, rotation of them and of queries, the write of what is cached.

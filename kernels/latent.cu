@@ -1,7 +1,7 @@
 // Absorbed latent attention over the paged cache: query heads and rows of a request against a range of keys, which are values too.
 //
 // The keys of all query heads are one vector a token, [rope | latent] of 64 and 512 elements, and its latent part is the value.
-// A CTA takes up to 32 query vectors: a share of the query heads, alike for all rows, for some rows. It copies each key once.
+// A CTA takes up to 32 query vectors: a share of the query heads, for some rows. It copies each key once.
 //
 //   work w, share s of the heads  ->  CTA w * shares + s: 8 warps, (half of the vectors, quarter of the columns)
 //   a tile of 32 keys in shared memory, the next one on its way
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int ROPE = 64, RANK = 512, WIDTH = ROPE + RANK;
 constexpr int KEYS = 32;
-constexpr unsigned VECTORS = 32, HALVES = 2, QUARTERS = 4, THREADS = HALVES * QUARTERS * 32;
+constexpr unsigned HALVES = 2, QUARTERS = 4, THREADS = HALVES * QUARTERS * 32;
 // Steps of 16 columns that a warp multiplies, and tiles of 8 columns that it sums.
 constexpr int STEPS = WIDTH / 16 / int(QUARTERS), TILES = RANK / 8 / int(QUARTERS);
 constexpr unsigned ROW_BYTES = WIDTH * 2 + 16, TILE_BYTES = KEYS * ROW_BYTES;
@@ -35,9 +35,9 @@ constexpr unsigned SHARED_BYTES = 2 * TILE_BYTES + EXCHANGED_BYTES;
 struct Share {
     unsigned num_heads, heads, first_head, first_row, num_rows;
 
-    __device__ __forceinline__ Share(const LatentAttentionArgs& args, const AttentionWork& work, unsigned shares, unsigned share)
+    __device__ __forceinline__ Share(const LatentAttentionArgs& args, const AttentionWork& work, unsigned share)
         : num_heads(args.num_heads),
-          heads((args.num_heads + shares - 1) / shares),
+          heads(args.heads),
           first_head(share * heads),
           first_row(work.first_row),
           num_rows(work.num_rows) {}
@@ -46,8 +46,6 @@ struct Share {
     __device__ __forceinline__ unsigned head(unsigned vector) const { return first_head + vector % heads; }
     __device__ __forceinline__ bool has(unsigned vector) const { return row(vector) < num_rows && head(vector) < num_heads; }
 };
-
-__device__ __forceinline__ unsigned shares_of(const LatentAttentionArgs& args) { return (args.num_heads + VECTORS - 1) / VECTORS; }
 
 // Copies keys first .. first + KEYS, eight threads to a key; zeros from `end` on.
 struct KeyCopier {
@@ -227,11 +225,11 @@ struct LatentRows {
 template <class T>
 __device__ void attend(const LatentAttentionArgs& args) {
     SHARED_MEMORY(shared);
-    const unsigned shares = shares_of(args);
+    const unsigned shares = (args.num_heads + args.heads - 1) / args.heads;
     const AttentionWork work = args.work[blockIdx.x / shares];
     wait_for_inputs();
     if (work.num_rows == 0) return;
-    const Share share(args, work, shares, blockIdx.x % shares);
+    const Share share(args, work, blockIdx.x % shares);
     const KeyCopier copier(args, work);
     copier.copy(shared, work.key_begin);
     copy_commit();

@@ -146,7 +146,9 @@ pub struct LatentAttentionArgs {
     pub num_heads: u32,
     pub rope_dim: u32,
     pub kv_rank: u32,
+    pub heads: u32,
     pub scale: f32,
+    pub reserved: u32,
 }
 
 /// `latent_cache_*`: the norm of latent vectors, rotation of them and of queries, the write of what is cached.

@@ -24,6 +24,8 @@ struct Case {
     dtype: KvDType,
     dims: [usize; 2],
     num_heads: usize,
+    /// Of a CTA.
+    heads: usize,
     block_size: usize,
     split: usize,
     /// (keys before, queries) of each request.
@@ -33,12 +35,13 @@ struct Case {
 impl Case {
     fn new(dtype: KvDType, num_heads: usize) -> Self {
         let dims = if dtype == KvDType::F32 { [8, 16] } else { PUBLISHED };
-        Self { dtype, dims, num_heads, block_size: 16, split: 1 << 20, requests: vec![(40, 1)] }
+        let heads = if dtype == KvDType::F32 { 4 } else { num_heads.div_ceil(num_heads.div_ceil(32)) };
+        Self { dtype, dims, num_heads, heads, block_size: 16, split: 1 << 20, requests: vec![(40, 1)] }
     }
 
     /// CTAs that share the query heads.
     fn shares(&self) -> usize {
-        self.num_heads.div_ceil(if self.dtype == KvDType::F32 { 4 } else { 32 })
+        self.num_heads.div_ceil(self.heads)
     }
 
     fn kernel(&self) -> Kernel {
@@ -75,8 +78,8 @@ impl Problem {
     /// Cuts rows and keys as a host would: rows that fit a CTA, keys at multiples of the split.
     fn plan(&self) -> (Vec<AttentionWork>, Vec<AttentionMerge>, usize) {
         let (mut works, mut merges, mut num_parts, mut row) = (vec![], vec![], 0, 0);
-        let Case { dtype, num_heads, split, .. } = self.case;
-        let rows_per_work = if dtype == KvDType::F32 { 1 } else { 32 / num_heads.div_ceil(self.case.shares()) };
+        let Case { dtype, heads, split, .. } = self.case;
+        let rows_per_work = if dtype == KvDType::F32 { 1 } else { 32 / heads };
         for (request, &(_, queries)) in self.case.requests.iter().enumerate() {
             let end = row + queries;
             while row < end {
@@ -118,7 +121,7 @@ impl Problem {
         (works, merges, num_parts): (Vec<AttentionWork>, Vec<AttentionMerge>, usize),
         order: Order,
     ) -> Vec<f32> {
-        let Case { dims: [rope_dim, kv_rank], num_heads, block_size, .. } = self.case;
+        let Case { dims: [rope_dim, kv_rank], num_heads, heads, block_size, .. } = self.case;
         let plane = Buffer::input(&planes(&self.cache)[0]);
         let (q, tables, positions) = (Buffer::input(&self.q), Buffer::input(&self.tables), Buffer::input(&self.positions));
         let (work, merge) = (Buffer::input(&works), Buffer::input(&merges));
@@ -140,7 +143,9 @@ impl Problem {
             num_heads: num_heads as u32,
             rope_dim: rope_dim as u32,
             kv_rank: kv_rank as u32,
+            heads: heads as u32,
             scale: self.scale,
+            reserved: 0,
         };
         self.case.kernel().launch([works.len() * self.case.shares(), 1, 1], &args, order);
         let args = AttentionMergeArgs {
@@ -231,6 +236,20 @@ fn many_parts_are_merged_into_the_row() {
     assert_eq!(merges.iter().map(|merge| merge.num_parts).collect::<Vec<_>>(), [64, 7, 7, 0]);
     check(&case, 4);
     check(&Case { split: 40, requests: vec![(200, 1)], ..Case::new(KvDType::F16, 18) }, 5);
+}
+
+/// Fewer heads of a CTA leave room for more rows, as of a prompt; a share may have fewer heads than the others.
+#[test]
+fn more_rows_with_fewer_heads_have_the_same_bits() {
+    for (num_heads, shares) in [(20, [20, 10, 4]), (33, [17, 3, 32])] {
+        let run = |heads| {
+            let case = Case { heads, requests: vec![(20, 5), (0, 9)], ..Case::new(KvDType::BF16, num_heads) };
+            check(&case, 8);
+            Problem::new(&case, 8).run(Order::Ascending)
+        };
+        let [one, two, three] = shares.map(run);
+        assert!(one == two && one == three, "{num_heads} heads");
+    }
 }
 
 /// The widest vectors of published models in f32, and ones that are not a multiple of a warp.

@@ -249,7 +249,7 @@ impl StepLists {
             chunk: params.chunk,
             mask: params.mask,
             dtype: spec.dtype,
-            latent: false,
+            latent: None,
             alone,
             splits: self.splits && !alone,
         };

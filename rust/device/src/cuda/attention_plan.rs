@@ -61,8 +61,8 @@ pub struct PlanShape {
     pub mask: Mask,
     /// How keys and values are stored: in f32, a CTA takes one row.
     pub dtype: KvDType,
-    /// Whether it is latent attention, whose kernels take the rows of prompts as they take others.
-    pub latent: bool,
+    /// Of latent attention, the query heads of a CTA for rows of a prompt, by the kernels that take others as well.
+    pub latent: Option<usize>,
     /// Whether every row is a tile of its own; so it is over f32.
     pub alone: bool,
     /// Whether the keys of few rows are cut; not those of rows that are alone.
@@ -74,19 +74,19 @@ impl PlanShape {
     fn decode_rows(self) -> usize {
         match self.dtype {
             KvDType::F32 => 1,
-            _ if self.latent => self.rows(LATENT_VECTORS),
+            _ if self.latent.is_some() => self.rows(LATENT_VECTORS),
             _ => self.rows(DECODE_VECTORS),
         }
     }
 
     /// Rows that a CTA takes of a prompt.
     fn prefill_rows(self) -> usize {
-        if self.latent { self.decode_rows() } else { self.rows(PREFILL_VECTORS) }
+        self.latent.map_or_else(|| self.rows(PREFILL_VECTORS), |heads| LATENT_VECTORS / heads)
     }
 
     /// Rows of a request whose keys are cut, at most.
     fn few_rows(self) -> usize {
-        if self.latent { self.decode_rows().max(FEW_LATENT_ROWS) } else { self.decode_rows() }
+        if self.latent.is_some() { FEW_LATENT_ROWS } else { self.decode_rows() }
     }
 
     /// Rows with so many query vectors a KV head.
@@ -149,7 +149,7 @@ pub struct Round {
 pub struct AttentionPlan {
     /// For `attention_*`, or `latent_*`.
     pub decode: Vec<AttentionWork>,
-    /// For `prefill_*`.
+    /// For `prefill_*`, or `latent_*`.
     pub prefill: Vec<AttentionWork>,
     /// For `attention_merge`: rows that come in parts.
     pub merges: Vec<AttentionMerge>,
@@ -189,8 +189,8 @@ impl AttentionPlan {
                 };
                 match (few, shape.splits) {
                     (true, true) => plan.split(work),
-                    (false, _) if !shape.latent => plan.prefill.push(work),
-                    _ => plan.add(work),
+                    (true, false) => plan.add(work),
+                    (false, _) => plan.prefill.push(work),
                 }
                 first = end;
             }
@@ -299,7 +299,7 @@ mod tests {
                         chunk,
                         mask,
                         dtype,
-                        latent: false,
+                        latent: None,
                         alone,
                         splits: !alone,
                     };
@@ -345,11 +345,11 @@ mod tests {
         }
     }
 
-    /// Latent attention: rows of prompts are tiles as those that decode are, and the keys of a few rows come in parts.
+    /// Latent attention: the keys of up to eight rows come in parts, and more rows are tiles with a share of the heads.
     #[test]
-    fn rows_of_latent_attention_are_tiles_of_one_kernel() {
+    fn rows_of_latent_attention_come_in_parts_or_tiles() {
         let step = step(&[(0, 40), (2000, 1), (2000, 8), (2000, 9), (5, 1)]);
-        for (queries_per_kv, rows) in [(32, 1), (20, 1), (16, 2), (3, 10)] {
+        for (queries_per_kv, rows, latent, prompt_rows) in [(32, 1, 32, 1), (20, 1, 4, 8), (16, 2, 16, 2), (3, 10, 3, 10)] {
             for splits in [true, false] {
                 let shape = PlanShape {
                     queries_per_kv,
@@ -357,22 +357,20 @@ mod tests {
                     chunk: None,
                     mask: Mask::Causal,
                     dtype: KvDType::BF16,
-                    latent: true,
+                    latent: Some(latent),
                     alone: false,
                     splits,
                 };
                 let plan = AttentionPlan::new(&step, shape);
-                assert!(plan.prefill.is_empty() && plan.decode.iter().all(|work| work.num_rows as usize <= rows));
-                let mut entries: Vec<_> = [40, 1, 8, 9, 1].map(|count: usize| count.div_ceil(rows)).into();
-                if splits {
-                    // Eight rows are few, and nine where a tile has them.
-                    entries[1] *= 4;
-                    entries[2] *= 4;
-                    entries[3] *= if rows >= 9 { 4 } else { 1 };
-                }
-                let of = |request| plan.decode.iter().filter(|work| work.request == request).count();
-                assert_eq!((0..5).map(of).collect::<Vec<_>>(), entries, "{queries_per_kv} heads, splits {splits}");
-                assert!(plan.decode.iter().filter(|work| work.request == 0).all(|work| work.key_begin == 0 && work.part == -1));
+                let of =
+                    |works: &[AttentionWork]| (0..5).map(|r| works.iter().filter(|work| work.request == r).count()).collect();
+                let (decode, prefill): (Vec<_>, Vec<_>) = (of(&plan.decode), of(&plan.prefill));
+                let parts = if splits { 4 } else { 1 };
+                assert_eq!(decode, [0, parts, parts * 8_usize.div_ceil(rows), 0, 1], "{queries_per_kv} heads");
+                assert_eq!(prefill, [40_usize.div_ceil(prompt_rows), 0, 0, 9_usize.div_ceil(prompt_rows), 0], "{latent} heads");
+                assert!(plan.prefill.iter().all(|work| work.key_begin == 0 && work.part == -1));
+                assert!(plan.prefill.iter().all(|work| work.num_rows as usize <= prompt_rows));
+                assert!(plan.decode.iter().all(|work| work.num_rows as usize <= rows));
             }
         }
     }
@@ -386,7 +384,7 @@ mod tests {
                 chunk: None,
                 mask: Mask::Causal,
                 dtype,
-                latent: false,
+                latent: None,
                 alone: true,
                 splits: false,
             };
@@ -412,7 +410,7 @@ mod tests {
                 chunk: None,
                 mask: Mask::Causal,
                 dtype: KvDType::F16,
-                latent: false,
+                latent: None,
                 alone: false,
                 splits: true,
             },
@@ -444,7 +442,7 @@ mod tests {
             chunk: None,
             mask: Mask::Causal,
             dtype: KvDType::BF16,
-            latent: false,
+            latent: None,
             alone: false,
             splits: true,
         };
@@ -477,7 +475,7 @@ mod tests {
             chunk: None,
             mask: Mask::Causal,
             dtype: KvDType::BF16,
-            latent: false,
+            latent: None,
             alone: false,
             splits: true,
         };
@@ -500,7 +498,7 @@ mod tests {
             let bucket = Bucket::of(&step, 256).unwrap();
             let latent = [1, 3, 16, 32].into_iter().flat_map(|queries_per_kv| {
                 let all = shapes().filter(|shape| shape.window.is_none() && shape.chunk.is_none() && shape.mask == Mask::Causal);
-                all.map(move |shape| PlanShape { queries_per_kv, latent: true, ..shape })
+                all.map(move |shape| PlanShape { queries_per_kv, latent: Some(queries_per_kv), ..shape })
             });
             for shape in shapes().chain(latent).flat_map(|shape| [shape, PlanShape { splits: false, ..shape }]) {
                 let (plan, capacity) = (AttentionPlan::new(&step, shape), shape.capacity(bucket));
@@ -518,7 +516,7 @@ mod tests {
             chunk: None,
             mask: Mask::Causal,
             dtype: KvDType::BF16,
-            latent: false,
+            latent: None,
             alone: false,
             splits: false,
         };

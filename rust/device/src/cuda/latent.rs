@@ -217,14 +217,15 @@ impl LatentCache<'_> {
         let (spec, layer) = (self.cache.spec(), self.cache.layer(self.layer));
         let is_plain = spec.dtype == KvDType::F32;
         assert!(is_plain || [rope_dim, kv_rank] == LATENT_DIMS, "{rope_dim} elements that rotate and {kv_rank} that do not");
-        let shares = num_heads.div_ceil(if is_plain { PLAIN_HEADS } else { LATENT_VECTORS });
+        let heads = if is_plain { PLAIN_HEADS } else { even_heads(num_heads) };
+        let of_prompts = prompt_heads(num_heads);
         let shape = PlanShape {
-            queries_per_kv: num_heads.div_ceil(shares),
+            queries_per_kv: heads,
             window: None,
             chunk: None,
             mask: Mask::Causal,
             dtype: spec.dtype,
-            latent: true,
+            latent: Some(of_prompts),
             alone: is_plain,
             splits: lists.splits() && !is_plain && params.precision != Precision::Deterministic,
         };
@@ -247,7 +248,9 @@ impl LatentCache<'_> {
             num_heads: num_heads as u32,
             rope_dim: rope_dim as u32,
             kv_rank: kv_rank as u32,
+            heads: heads as u32,
             scale: params.scale,
+            reserved: 0,
         };
         let merge = AttentionMergeArgs {
             part_out,
@@ -262,12 +265,29 @@ impl LatentCache<'_> {
             KvDType::F32 => "latent_f32".to_owned(),
             dtype => format!("latent_{}_d{}", kv_suffix(dtype), self.dims.width()),
         })?;
-        lists.decode(driver, &plan, &merge, |work, len| {
+        let attend = |work, len: usize, heads: usize| {
+            let args = LatentAttentionArgs { work, heads: heads as u32, ..base };
             // SAFETY: the plan names rows of the step, block tables hold the blocks of every key, parts have room for those of a
             // round.
-            unsafe { launch(driver, kernel, [len * shares, 1, 1], &LatentAttentionArgs { work, ..base }) }
-        })
+            unsafe { launch(driver, kernel, [len * num_heads.div_ceil(heads), 1, 1], &args) }
+        };
+        lists.decode(driver, &plan, &merge, |work, len| attend(work, len, heads))?;
+        attend(plan.prefill.at, plan.prefill.len, of_prompts)
     }
+}
+
+/// Query heads of a CTA, as few CTAs as can be.
+fn even_heads(num_heads: usize) -> usize {
+    num_heads.div_ceil(num_heads.div_ceil(LATENT_VECTORS))
+}
+
+/// Query heads of a CTA that takes as many rows with them as fit: the most that leave less than a tenth of its query vectors unused.
+fn prompt_heads(num_heads: usize) -> usize {
+    let are_used = |heads: &usize| {
+        let (used, taken) = (num_heads * (LATENT_VECTORS / heads), num_heads.div_ceil(*heads) * LATENT_VECTORS);
+        10 * used >= 9 * taken
+    };
+    (1..=num_heads.min(LATENT_VECTORS)).rev().find(are_used).expect("one head uses all")
 }
 
 /// Multiplies what each head has of `x` by its weight, into its columns of `out`: both with the columns that come before those of
@@ -300,5 +320,23 @@ unsafe fn per_head(
 impl LatentPhases for CudaBackend {
     fn latent_attention(&self, args: LatentArgs<'_>, step: &StepMetadata) {
         done(self.try_latent_attention(args, step));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ctas_have_even_shares_of_the_heads_and_few_unused_vectors() {
+        for num_heads in 1..=160 {
+            let heads = even_heads(num_heads);
+            assert!(heads <= LATENT_VECTORS && num_heads.div_ceil(heads) == num_heads.div_ceil(LATENT_VECTORS));
+            let heads = prompt_heads(num_heads);
+            let ctas = num_heads.div_ceil(heads);
+            assert!(ctas * LATENT_VECTORS * 9 <= num_heads * (LATENT_VECTORS / heads) * 10, "{num_heads}: {heads}");
+        }
+        assert_eq!([1, 16, 20, 64, 128].map(even_heads), [1, 16, 20, 32, 32]);
+        assert_eq!([1, 5, 16, 20, 64, 128].map(prompt_heads), [1, 5, 16, 10, 32, 32]);
     }
 }
