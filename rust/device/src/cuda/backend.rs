@@ -6,10 +6,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, Device, DeviceError, DeviceSampler,
-    EmbedArgs, EmbeddingTable, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, LatentPhases, Linear, LinearOptions, Norm,
-    NormKind, NormSpan, Phases, Precision, Projection, ResidualArgs, RopeArgs, RowSampling, SampledRow, StepGraphs, StepMetadata,
-    StepRecorder, Tensor, WeightView, WorkspaceShape,
+    Activation, AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, Device, DeviceError,
+    DeviceSampler, EmbedArgs, EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, LatentPhases,
+    Linear, LinearOptions, Norm, NormKind, NormSpan, Phases, Precision, Projection, ResidualArgs, RopeArgs, RowSampling,
+    SampledRow, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
 };
@@ -19,6 +19,7 @@ use super::{
     attention::{self, StepLists},
     dense::{Dense, Product},
     driver::{DeviceMemory, Driver},
+    experts::{self, ExpertsState},
     graph,
     kernels::{HEAD_DIMS, Kernel, LATENT_DIMS, MAX_LATENT_WIDTH, kv_suffix, launch},
     latent::{self, LatentScratch},
@@ -72,26 +73,43 @@ pub(super) struct State {
     pub(super) lists: StepLists,
     pub(super) constants: Constants,
     pub(super) dense: Dense,
+    pub(super) experts: ExpertsState,
     pub(super) latent: LatentScratch,
     sampling: Sampling,
     row_numbers: RowNumbers,
     /// Normed rows, `[num_tokens, in_features]`.
-    normed: Scratch,
+    pub(super) normed: Scratch,
     /// A projection before it is added or gated, `[num_tokens, out_features]`.
-    projected: Scratch,
+    pub(super) projected: Scratch,
     /// The other half of a gated projection.
     up: Scratch,
 }
 
 /// What `rms_norm` or `layer_norm` is to do; see `NormArgs`.
 #[derive(Default)]
-struct NormPass<'a> {
-    add: Option<DevicePtr>,
-    post_norm: Option<&'a Norm>,
-    scale: f32,
-    norm: Option<&'a Norm>,
-    out: DevicePtr,
-    element: ElementType,
+pub(super) struct NormPass<'a> {
+    pub add: Option<DevicePtr>,
+    pub post_norm: Option<&'a Norm>,
+    pub scale: f32,
+    pub norm: Option<&'a Norm>,
+    pub out: DevicePtr,
+    pub element: ElementType,
+}
+
+/// How a gate is applied; see `GatedActivationArgs`.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Gating {
+    pub activation: u32,
+    /// 0: rows have no weights.
+    pub weights: DevicePtr,
+    pub alpha: f32,
+    pub limit: f32,
+}
+
+impl Gating {
+    pub fn of(activation: Activation) -> Self {
+        Self { activation: attention::activation_kind(activation), ..Self::default() }
+    }
 }
 
 impl CudaBackend {
@@ -115,6 +133,7 @@ impl CudaBackend {
             lists: StepLists::new(&driver, options.splits_keys)?,
             constants: Constants::default(),
             dense: Dense::new(&driver)?,
+            experts: ExpertsState::new()?,
             latent: LatentScratch::default(),
             sampling: Sampling::new()?,
             row_numbers: RowNumbers::default(),
@@ -134,7 +153,7 @@ impl CudaBackend {
     pub(super) fn buffers(&self) -> Vec<DevicePtr> {
         let mut state = self.state();
         let own = [state.normed.at(), state.projected.at(), state.up.at(), state.constants.clear_lost() + 1];
-        [&own[..], &state.dense.buffers(), &state.lists.buffers(), &state.latent.buffers()].concat()
+        [&own[..], &state.dense.buffers(), &state.lists.buffers(), &state.experts.buffers(), &state.latent.buffers()].concat()
     }
 
     /// With so many threads for what is left to the host: sampling.
@@ -153,7 +172,7 @@ impl CudaBackend {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn norm_pass(&self, constants: &mut Constants, x: Rows, pass: &NormPass<'_>) -> Result<(), CudaError> {
+    pub(super) fn norm_pass(&self, constants: &mut Constants, x: Rows, pass: &NormPass<'_>) -> Result<(), CudaError> {
         let mut constant = |values: Option<&Constant>| values.map_or(Ok(0), |values| constants.of(&self.driver, values));
         let mut affine = |norm: Option<&Norm>| -> Result<_, CudaError> {
             Ok((constant(norm.map(|norm| &norm.weight))?, constant(norm.and_then(|norm| norm.bias.as_ref()))?))
@@ -203,14 +222,16 @@ impl CudaBackend {
     }
 
     /// `out = activation(gate) * up`, or `activation(gate)` where `up` is 0.
-    fn activate(&self, gate: Rows, up: DevicePtr, out: DevicePtr, activation: u32) -> Result<(), CudaError> {
+    pub(super) fn activate(&self, gate: Rows, up: DevicePtr, out: DevicePtr, gating: Gating) -> Result<(), CudaError> {
         let row_bytes = (gate.cols * size_of::<f32>()) as u64;
+        let Gating { activation, weights, alpha, limit } = gating;
         for first in (0..gate.count).step_by(MAX_GRID_Y) {
             let num_rows = MAX_GRID_Y.min(gate.count - first);
             let offset = first as u64 * row_bytes;
             let args = GatedActivationArgs {
                 gate: gate.at + offset,
                 up: if up == 0 { 0 } else { up + offset },
+                weights: if weights == 0 { 0 } else { weights + (first * size_of::<f32>()) as u64 },
                 out: out + offset,
                 num_rows: num_rows as u32,
                 cols: gate.cols as u32,
@@ -218,6 +239,8 @@ impl CudaBackend {
                 up_stride: gate.cols as u32,
                 activation,
                 out_type: ElementType::F32 as u32,
+                alpha,
+                limit,
             };
             let grid = [gate.cols.div_ceil(ACTIVATION_COLS), num_rows, 1];
             // SAFETY: each is a buffer of `gate.count` rows of this width, or no buffer.
@@ -285,7 +308,7 @@ impl CudaBackend {
         args.out.set_rows(input.count);
         let cols = args.out.cols();
         assert_eq!(args.up.out_features, cols, "columns of the output");
-        let (out, activation) = (device(args.out).at(), attention::activation_kind(args.activation));
+        let (out, activation) = (device(args.out).at(), Gating::of(args.activation));
         let Some(gate) = args.gate else {
             // SAFETY: the output has the rows of the input and the checked width.
             unsafe { state.dense.multiply(input, &[plain(args.up, out)])? };
@@ -392,6 +415,10 @@ pub(super) fn done(result: Result<(), CudaError>) {
 }
 
 impl Backend for CudaBackend {
+    fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
+        Some(self)
+    }
+
     fn sees_ahead(&self) -> bool {
         true
     }
@@ -479,17 +506,19 @@ impl Device for CudaBackend {
         let floats: usize = planned_floats(shape).iter().sum();
         (floats * size_of::<f32>()) as u64
             + attention::workspace_bytes(shape)
+            + experts::workspace_bytes(shape)
             + latent::workspace_bytes(shape)
             + self.state().dense.workspace_bytes(shape)
     }
 
     fn plan_workspaces(&self, shape: &WorkspaceShape) {
-        let State { lists, dense, latent, normed, projected, up, .. } = &mut *self.state();
+        let State { lists, dense, experts, latent, normed, projected, up, .. } = &mut *self.state();
         for (scratch, floats) in [normed, projected, up].into_iter().zip(planned_floats(shape)) {
             scratch.plan(floats * size_of::<f32>());
         }
         lists.plan_parts(shape);
         dense.plan(shape);
+        experts.plan(shape);
         latent.plan(shape);
     }
 

@@ -6,9 +6,10 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::kernel_args::{
-    AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType, EmbedArgs, FillBiasArgs,
-    GatedActivationArgs, GatherRowsArgs, GemmArgs, GemvArgs, LatentAttentionArgs, LatentCacheArgs, NormArgs,
-    PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, SampleRow, TopLogprobsArgs,
+    AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType, EmbedArgs,
+    FillBiasArgs, GatedActivationArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupTile, GroupedArgs, LatentAttentionArgs,
+    LatentCacheArgs, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs,
+    SampleRow, TopLogprobsArgs,
 };
 
 use super::{CudaError, Gpu, GpuMemory, kernels::Kernel};
@@ -247,11 +248,12 @@ macro_rules! plain {
     )*};
 }
 plain!(u8, u32, u64, i64, f32, crate::kernel_args::AttentionWork, crate::kernel_args::AttentionMerge);
-plain!(LatentAttentionArgs, LatentCacheArgs);
 plain!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
 plain!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 plain!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs);
 plain!(SampleArgs, SampleRow, TopLogprobsArgs);
+plain!(AddExpertsArgs, GroupTile, GroupedArgs, RouteArgs);
+plain!(LatentAttentionArgs, LatentCacheArgs);
 
 /// The values as they lie in memory.
 pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {

@@ -8,9 +8,9 @@ use std::{
 use crate::{
     DType, KvDType,
     kernel_args::{
-        AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs, FillBiasArgs, GatedActivationArgs,
-        GatherRowsArgs, GemmArgs, GemvArgs, LatentAttentionArgs, LatentCacheArgs, NormArgs, PackedDequantizeArgs,
-        PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, TopLogprobsArgs,
+        AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs, FillBiasArgs,
+        GatedActivationArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupedArgs, LatentAttentionArgs, LatentCacheArgs, NormArgs,
+        PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, TopLogprobsArgs,
     },
 };
 
@@ -36,6 +36,8 @@ pub struct Kernel {
 pub const GEMV_ROWS: [usize; 4] = [1, 2, 4, 8];
 /// The same of `gemm_*`.
 pub const GEMM_ROWS: [usize; 3] = [8, 16, 32];
+/// The same of `grouped_gemm_*`; `grouped_gemv_*` take the fewer ones.
+pub const GROUPED_ROWS: [usize; 2] = [8, 32];
 /// Head sizes that the attention kernels for caches of 16 bits and less are made for.
 pub const HEAD_DIMS: [usize; 7] = [64, 80, 96, 112, 128, 192, 256];
 /// Elements of a vector that the latent attention kernels for caches of 16 bits are made for: those that rotate, and the latent.
@@ -97,6 +99,7 @@ macro_rules! args {
 }
 args!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
 args!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
+args!(AddExpertsArgs, GroupedArgs, RouteArgs);
 args!(LatentAttentionArgs, LatentCacheArgs);
 args!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, TopLogprobsArgs);
 

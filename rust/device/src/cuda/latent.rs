@@ -12,10 +12,11 @@ use super::{
     CudaBackend, CudaError,
     attention::{self, StepLists},
     attention_plan::{LATENT_VECTORS, PlanShape},
-    backend::{State, cuda, device, done, plain, rows},
+    backend::{State, device, done, plain, rows},
     dense::Dense,
     driver::Driver,
-    kernels::{Kernel, LATENT_DIMS, kv_suffix, launch},
+    grouped::{self, GroupedInput, GroupedRows, Groups},
+    kernels::{GROUPED_ROWS, Kernel, LATENT_DIMS, kv_suffix, launch},
     linear::Rows,
     memory::{Constants, Scratch},
 };
@@ -36,17 +37,20 @@ pub struct LatentScratch {
     absorbed: Scratch,
     /// What attention gives, `[rows, num_heads * kv_rank]`.
     attended: Scratch,
+    /// The weights of the heads.
+    groups: Groups,
 }
 
 impl LatentScratch {
-    /// Addresses that graphs know.
-    pub fn buffers(&self) -> [DevicePtr; 5] {
-        [&self.low, &self.query, &self.latent, &self.absorbed, &self.attended].map(Scratch::at)
+    /// Addresses that graphs know, and a number that is not 0 and changes with those of lists.
+    pub fn buffers(&mut self) -> [DevicePtr; 6] {
+        let Self { low, query, latent, absorbed, attended, groups } = self;
+        [low.at(), query.at(), latent.at(), absorbed.at(), attended.at(), groups.clear_lost() + 1]
     }
 
     /// Steps of that shape are the largest.
     pub fn plan(&mut self, shape: &WorkspaceShape) {
-        let Self { low, query, latent, absorbed, attended } = self;
+        let Self { low, query, latent, absorbed, attended, .. } = self;
         for (scratch, floats) in [low, query, latent, absorbed, attended].into_iter().zip(planned_floats(shape)) {
             scratch.plan(floats * size_of::<f32>());
         }
@@ -127,14 +131,20 @@ impl CudaBackend {
         cache.fill(self.driver(), &state.lists, &mut state.constants, (kv_norm, rope), [query, latent, absorbed])?;
         // SAFETY: the buffers were made for the heads of the checked widths.
         unsafe {
-            per_head(&mut state.dense, &weights.key_up, (query, 0, dims.q_width()), (absorbed, dims.rope_dim, dims.width()))?;
+            let x = HeadColumns { rows: query, first: 0, width: dims.q_width() };
+            let out = HeadColumns { rows: absorbed, first: dims.rope_dim, width: dims.width() };
+            per_head(self.driver(), (&mut state.dense, &mut state.latent.groups), &weights.key_up, [x, out])?;
         }
         cache.attend(self.driver(), &mut state.lists, &params, [absorbed, attended], step)?;
         let v_dim = out.cols() / dims.num_heads;
         assert!(weights.value_up.iter().all(|up| up.out_features == v_dim), "columns of the output");
         let out = Rows { at: device(out).at(), count, cols: out.cols(), element: ElementType::F32 };
         // SAFETY: likewise.
-        unsafe { per_head(&mut state.dense, &weights.value_up, (attended, 0, dims.kv_rank), (out, 0, v_dim)) }
+        unsafe {
+            let x = HeadColumns { rows: attended, first: 0, width: dims.kv_rank };
+            let out = HeadColumns { rows: out, first: 0, width: v_dim };
+            per_head(self.driver(), (&mut state.dense, &mut state.latent.groups), &weights.value_up, [x, out])
+        }
     }
 
     /// What comes of the hidden state: queries and latent vectors.
@@ -290,29 +300,47 @@ fn prompt_heads(num_heads: usize) -> usize {
     (1..=num_heads.min(LATENT_VECTORS)).rev().find(are_used).expect("one head uses all")
 }
 
-/// Multiplies what each head has of `x` by its weight, into its columns of `out`: both with the columns that come before those of
-/// the first head, and the columns of a head.
+/// Columns of a buffer, some of each head.
+#[derive(Clone, Copy)]
+struct HeadColumns {
+    rows: Rows,
+    /// Columns before those of the first head.
+    first: usize,
+    /// Columns from a head to the next one.
+    width: usize,
+}
+
+/// Multiplies what each head has of `x` by its weight, into its columns of `out`.
 ///
 /// # Safety
-/// Both are buffers of these shapes.
+/// Both are buffers of these shapes, with columns of every head.
 unsafe fn per_head(
-    dense: &mut Dense,
+    driver: &Arc<dyn Driver>,
+    (dense, groups): (&mut Dense, &mut Groups),
     weights: &[Linear],
-    (x, x_first, x_width): (Rows, usize, usize),
-    (out, out_first, out_width): (Rows, usize, usize),
+    [x, out]: [HeadColumns; 2],
 ) -> Result<(), CudaError> {
-    let at = |rows: Rows, row: usize, column: usize| rows.at + ((row * rows.cols + column) * size_of::<f32>()) as u64;
-    for row in 0..x.count {
-        for (head, linear) in weights.iter().enumerate() {
-            let input = Rows {
-                at: at(x, row, x_first + head * x_width),
-                count: 1,
-                cols: cuda(linear).in_features(),
-                element: ElementType::F32,
-            };
-            // SAFETY: the caller's promise.
-            unsafe { dense.multiply(input, &[plain(linear, at(out, row, out_first + head * out_width))])? };
-        }
+    let group = groups.of(driver, weights)?;
+    let [few, many] = GROUPED_ROWS;
+    let has_many = x.rows.count > few && grouped::has_many_rows(group.first);
+    let (tile_rows, at, bytes) = if has_many {
+        (many, dense.rounded_for(x.rows, group.first)?, size_of::<u16>())
+    } else {
+        (few, x.rows.at, size_of::<f32>())
+    };
+    let most = grouped::MAX_GRID_Y / weights.len() * tile_rows;
+    for first in (0..x.rows.count).step_by(most) {
+        let rows = GroupedRows::All {
+            num_rows: most.min(x.rows.count - first),
+            num_groups: weights.len(),
+            x_stride: x.width,
+            out_stride: out.width,
+        };
+        let at = at + ((first * x.rows.cols + x.first) * bytes) as u64;
+        let to = out.rows.at + ((first * out.rows.cols + out.first) * size_of::<f32>()) as u64;
+        let input = GroupedInput { x: at, x_stride: x.rows.cols, rows, tile_rows };
+        // SAFETY: the caller's promise; what was rounded is of the same shape.
+        unsafe { grouped::multiply(driver, &input, &[(group, to, out.rows.cols)])? };
     }
     Ok(())
 }
