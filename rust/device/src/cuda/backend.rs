@@ -25,6 +25,7 @@ use super::{
     linear::{CudaLinear, Rows},
     memory::{Constants, RowNumbers, Scratch},
     packed::PackedFormat,
+    pieces::RowNorm,
     planes::PlaneBlocks,
     sample::Sampling,
 };
@@ -201,16 +202,35 @@ impl CudaBackend {
         unsafe { launch(&self.driver, kernel, [x.count, 1, 1], &args) }
     }
 
-    /// `x`, normed if there is a norm, as the weights read it.
-    fn normed(&self, state: &mut State, x: &Tensor, norm: Option<&Norm>, linears: &[&Linear]) -> Result<Rows, CudaError> {
+    /// Multiplies the rows of `x`, normed if there is a norm, by every weight.
+    ///
+    /// # Safety
+    /// The outputs are memory of the driver of these shapes.
+    unsafe fn multiply(
+        &self,
+        state: &mut State,
+        x: &Tensor,
+        norm: Option<&Norm>,
+        products: &[Product<'_>],
+    ) -> Result<(), CudaError> {
         let rows = rows(x);
-        if norm.is_none() {
-            return Ok(rows);
+        let Some(norm) = norm else {
+            // SAFETY: a tensor is a buffer of its shape; the outputs are the caller's promise.
+            return unsafe { state.dense.multiply(rows, products) };
+        };
+        let linears = || products.iter().map(|product| product.linear);
+        if norm.kind == NormKind::Rms && norm.bias.is_none() && state.dense.takes_norm(rows, linears()) {
+            assert_eq!(norm.weight.len(), rows.cols, "weights of the norm");
+            let norm = RowNorm { weight: state.constants.of(&self.driver, &norm.weight)?, eps: norm.eps };
+            // SAFETY: as above.
+            return unsafe { state.dense.multiply_normed(rows, norm, products) };
         }
-        let element = state.dense.input_element(rows.count, linears.iter().map(|linear| cuda(linear)));
+        let element = state.dense.input_element(rows.count, linears());
         let out = state.normed.floats(&self.driver, rows.count * rows.cols)?;
-        self.norm_pass(&mut state.constants, rows, &NormPass { norm, out, element, ..NormPass::default() })?;
-        Ok(Rows { at: out, element, ..rows })
+        let pass = NormPass { norm: Some(norm), out, element, ..NormPass::default() };
+        self.norm_pass(&mut state.constants, rows, &pass)?;
+        // SAFETY: as above; what is normed has the same shape.
+        unsafe { state.dense.multiply(Rows { at: out, element, ..rows }, products) }
     }
 
     /// `out = activation(gate) * up`, or `activation(gate)` where `up` is 0.
@@ -262,9 +282,6 @@ impl CudaBackend {
     }
 
     fn try_norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) -> Result<(), CudaError> {
-        let mut state = self.state();
-        let linears: Vec<_> = projections.iter().map(|projection| projection.linear).collect();
-        let input = self.normed(&mut state, x, norm, &linears)?;
         let products: Vec<_> = projections
             .iter_mut()
             .map(|projection| {
@@ -273,8 +290,8 @@ impl CudaBackend {
                 plain(projection.linear, device(projection.out).at())
             })
             .collect();
-        // SAFETY: the input is a buffer of its shape; the outputs have its rows and the checked widths.
-        unsafe { state.dense.multiply(input, &products) }
+        // SAFETY: the outputs have the rows of the input and the checked widths.
+        unsafe { self.multiply(&mut self.state(), x, norm, &products) }
     }
 
     fn try_linear_residual(&self, args: &ResidualArgs<'_>) -> Result<(), CudaError> {
@@ -294,25 +311,24 @@ impl CudaBackend {
     }
 
     fn try_gate_up(&self, args: &mut GateUpArgs<'_>) -> Result<(), CudaError> {
-        let mut state = self.state();
-        let linears: Vec<_> = args.gate.into_iter().chain([args.up]).collect();
-        let input = self.normed(&mut state, args.x, args.norm, &linears)?;
-        args.out.set_rows(input.count);
+        let state = &mut *self.state();
+        let count = args.x.rows();
+        args.out.set_rows(count);
         let cols = args.out.cols();
         assert_eq!(args.up.out_features, cols, "columns of the output");
         let (out, activation) = (device(args.out).at(), Gating::of(args.activation));
         let Some(gate) = args.gate else {
             // SAFETY: the output has the rows of the input and the checked width.
-            unsafe { state.dense.multiply(input, &[plain(args.up, out)])? };
-            let gated = Rows { at: out, count: input.count, cols, element: ElementType::F32 };
+            unsafe { self.multiply(state, args.x, args.norm, &[plain(args.up, out)])? };
+            let gated = Rows { at: out, count, cols, element: ElementType::F32 };
             return self.activate(gated, 0, out, activation);
         };
         assert_eq!(gate.out_features, cols, "columns of the output");
-        let gated = state.projected.floats(&self.driver, input.count * cols)?;
-        let up = state.up.floats(&self.driver, input.count * cols)?;
+        let gated = state.projected.floats(&self.driver, count * cols)?;
+        let up = state.up.floats(&self.driver, count * cols)?;
         // SAFETY: both buffers were made for the products.
-        unsafe { state.dense.multiply(input, &[plain(gate, gated), plain(args.up, up)])? };
-        let gated = Rows { at: gated, count: input.count, cols, element: ElementType::F32 };
+        unsafe { self.multiply(state, args.x, args.norm, &[plain(gate, gated), plain(args.up, up)])? };
+        let gated = Rows { at: gated, count, cols, element: ElementType::F32 };
         self.activate(gated, up, out, activation)
     }
 
