@@ -86,6 +86,43 @@ struct AttentionArgs {
     uint32_t reserved;
 };
 
+// latent_*: absorbed latent attention through block tables. All query heads share one key a token, [rope_dim | kv_rank] elements,
+// the latter of which are its value.
+struct LatentAttentionArgs {
+    const float* q;               // [num_tokens, num_heads, rope_dim + kv_rank]
+    float* out;                   // [num_tokens, num_heads, kv_rank]
+    float* part_out;              // [num_parts, num_heads, kv_rank]
+    float* part_lse;              // [num_parts, num_heads], as of AttentionArgs
+    const uint8_t* plane;
+    const uint32_t* block_tables; // [num_reqs, max_blocks]
+    const uint32_t* positions;    // [num_tokens]
+    const AttentionWork* work;    // each for ceil(num_heads / heads) CTAs, which share the query heads
+    uint64_t block_bytes;
+    uint32_t max_blocks, block_size, num_heads;
+    uint32_t rope_dim, kv_rank;   // multiples of 4; latent_f32 reads them, of the others they are 64 and 512
+    uint32_t heads;               // of a CTA; of latent_f32 4
+    float scale;
+    uint32_t reserved;
+};
+
+// latent_cache_*: the norm of latent vectors, rotation of them and of queries, the write of what is cached.
+struct LatentCacheArgs {
+    const float* query;             // [num_tokens, num_heads, nope_dim + rope_dim]
+    const float* latent;            // [num_tokens, kv_rank + rope_dim]
+    float* absorbed;                // [num_tokens, num_heads, rope_dim + kv_rank]; the first rope_dim of each are written
+    const float* weight;            // [kv_rank], of the RMS norm
+    const float* cos;               // [max_positions, rotary_dim / 2], or null for no rotation
+    const float* sin;
+    const uint32_t* rope_positions; // [num_tokens], rows of cos and sin
+    const int64_t* slot_mapping;    // [num_tokens], block_id * block_size + offset; -1: not written
+    uint8_t* plane;
+    uint64_t block_bytes;
+    uint32_t num_heads, nope_dim, rope_dim, kv_rank, block_size;
+    uint32_t rotary_dim;            // even, at most rope_dim
+    uint32_t interleaved;           // as of RopeAndCacheArgs
+    float eps;
+};
+
 // The parts of one row: first_part, first_part + part_stride, ...
 struct AttentionMerge {
     uint32_t row, first_part, num_parts, part_stride;

@@ -129,6 +129,53 @@ pub struct AttentionArgs {
     pub reserved: u32,
 }
 
+/// `latent_*`: absorbed latent attention through block tables.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LatentAttentionArgs {
+    pub q: DevicePtr,
+    pub out: DevicePtr,
+    pub part_out: DevicePtr,
+    pub part_lse: DevicePtr,
+    pub plane: DevicePtr,
+    pub block_tables: DevicePtr,
+    pub positions: DevicePtr,
+    pub work: DevicePtr,
+    pub block_bytes: u64,
+    pub max_blocks: u32,
+    pub block_size: u32,
+    pub num_heads: u32,
+    pub rope_dim: u32,
+    pub kv_rank: u32,
+    pub heads: u32,
+    pub scale: f32,
+    pub reserved: u32,
+}
+
+/// `latent_cache_*`: the norm of latent vectors, rotation of them and of queries, the write of what is cached.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LatentCacheArgs {
+    pub query: DevicePtr,
+    pub latent: DevicePtr,
+    pub absorbed: DevicePtr,
+    pub weight: DevicePtr,
+    pub cos: DevicePtr,
+    pub sin: DevicePtr,
+    pub rope_positions: DevicePtr,
+    pub slot_mapping: DevicePtr,
+    pub plane: DevicePtr,
+    pub block_bytes: u64,
+    pub num_heads: u32,
+    pub nope_dim: u32,
+    pub rope_dim: u32,
+    pub kv_rank: u32,
+    pub block_size: u32,
+    pub rotary_dim: u32,
+    pub interleaved: u32,
+    pub eps: f32,
+}
+
 /// The parts of one row: first_part, first_part + part_stride, ...
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

@@ -50,6 +50,7 @@ fn replayed_steps_have_the_bits_of_steps_that_run_as_they_are() {
         (gguf("llama"), Precision::Fast),
         (hugging_face("gemma3"), Precision::Fast),
         (hugging_face("qwen3-moe"), Precision::Fast),
+        (hugging_face("deepseek-v2-lite"), Precision::Fast),
     ];
     for (source, precision) in &models {
         let (precision, prompts) = (*precision, [3, 12, 1]);

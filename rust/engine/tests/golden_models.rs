@@ -685,3 +685,30 @@ fn a_phi3_gguf_with_fused_weights_and_longrope_agrees_with_goldens() {
         check_alone(&mut runner, "phi3-longrope", chunk, EXACT);
     }
 }
+
+/// The shortest prompt, whose rows have the same bits in any chunks.
+fn check_latent_on_cuda(name: &str) {
+    let backend = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
+    let mut runner = load(&hugging_face(name), Arc::new(backend), Precision::Exact, KvDType::F32);
+    let mut harness = Harness::new(&mut runner, 16);
+    let case = cases(name).swap_remove(0);
+    let [chunks, whole] = [7, common::MAX_TOKENS].map(|chunk| {
+        let sequence = harness.add(case.ids(), case.prompt_ids.len());
+        harness.finish(sequence, chunk)
+    });
+    case.check(&chunks, EXACT, &format!("{name} in chunks of 7"));
+    assert!(whole == chunks, "{name}: chunks change bits");
+}
+
+#[test]
+fn cuda_backend_agrees_with_a_golden_of_latent_attention() {
+    check_latent_on_cuda("deepseek-v2-lite");
+}
+
+#[test]
+#[ignore = "half a minute; make test-long"]
+fn cuda_backend_agrees_with_goldens_of_latent_attention() {
+    for name in MIXTURES_HF.iter().filter(|name| name.starts_with("deepseek") || name.ends_with("lite")) {
+        check_latent_on_cuda(name);
+    }
+}

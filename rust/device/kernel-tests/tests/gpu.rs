@@ -12,6 +12,8 @@ mod dense;
 mod experts;
 #[path = "gemm_floats.rs"]
 mod gemm_floats;
+#[path = "latent.rs"]
+mod latent;
 #[path = "packed.rs"]
 mod packed;
 #[path = "sample.rs"]

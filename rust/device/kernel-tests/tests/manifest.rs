@@ -27,6 +27,8 @@ fn argument_structs_have_the_same_size_on_both_sides() {
         CopyBlocksArgs,
         AttentionArgs,
         AttentionMergeArgs,
+        LatentAttentionArgs,
+        LatentCacheArgs,
         NormArgs,
         GatedActivationArgs,
         GatherRowsArgs,

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     Activation, AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, Device, DeviceError,
-    DeviceSampler, EmbedArgs, EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, Linear,
-    LinearOptions, Norm, NormKind, NormSpan, Phases, Precision, Projection, ResidualArgs, RopeArgs, RowSampling, SampledRow,
-    StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
+    DeviceSampler, EmbedArgs, EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, LatentPhases,
+    Linear, LinearOptions, Norm, NormKind, NormSpan, Phases, Precision, Projection, ResidualArgs, RopeArgs, RowSampling,
+    SampledRow, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
 };
@@ -21,7 +21,8 @@ use super::{
     driver::{DeviceMemory, Driver},
     experts::{self, ExpertsState},
     graph,
-    kernels::{HEAD_DIMS, Kernel, kv_suffix, launch},
+    kernels::{HEAD_DIMS, Kernel, LATENT_DIMS, MAX_LATENT_WIDTH, kv_suffix, launch},
+    latent::{self, LatentScratch},
     linear::{CudaLinear, Rows},
     memory::{Constants, RowNumbers, Scratch},
     packed::PackedFormat,
@@ -74,6 +75,7 @@ pub(super) struct State {
     pub(super) constants: Constants,
     pub(super) dense: Dense,
     pub(super) experts: ExpertsState,
+    pub(super) latent: LatentScratch,
     sampling: Sampling,
     row_numbers: RowNumbers,
     /// Normed rows, `[num_tokens, in_features]`.
@@ -133,6 +135,7 @@ impl CudaBackend {
             constants: Constants::default(),
             dense: Dense::new(&driver)?,
             experts: ExpertsState::new()?,
+            latent: LatentScratch::default(),
             sampling: Sampling::new()?,
             row_numbers: RowNumbers::default(),
             normed: Scratch::default(),
@@ -151,7 +154,7 @@ impl CudaBackend {
     pub(super) fn buffers(&self) -> Vec<DevicePtr> {
         let mut state = self.state();
         let own = [state.normed.at(), state.projected.at(), state.up.at(), state.constants.clear_lost() + 1];
-        [&own[..], &state.dense.buffers(), &state.lists.buffers(), &state.experts.buffers()].concat()
+        [&own[..], &state.dense.buffers(), &state.lists.buffers(), &state.experts.buffers(), &state.latent.buffers()].concat()
     }
 
     /// With so many threads for what is left to the host: sampling.
@@ -202,20 +205,19 @@ impl CudaBackend {
         unsafe { launch(&self.driver, kernel, [x.count, 1, 1], &args) }
     }
 
-    /// Multiplies the rows of `x`, normed if there is a norm, by every weight.
+    /// Multiplies rows, normed if there is a norm, by every weight.
     ///
     /// # Safety
-    /// The outputs are memory of the driver of these shapes.
-    unsafe fn multiply(
+    /// Rows and outputs are memory of the driver of these shapes.
+    pub(super) unsafe fn multiply(
         &self,
         state: &mut State,
-        x: &Tensor,
+        rows: Rows,
         norm: Option<&Norm>,
         products: &[Product<'_>],
     ) -> Result<(), CudaError> {
-        let rows = rows(x);
         let Some(norm) = norm else {
-            // SAFETY: a tensor is a buffer of its shape; the outputs are the caller's promise.
+            // SAFETY: the caller's promise.
             return unsafe { state.dense.multiply(rows, products) };
         };
         let linears = || products.iter().map(|product| product.linear);
@@ -291,7 +293,7 @@ impl CudaBackend {
             })
             .collect();
         // SAFETY: the outputs have the rows of the input and the checked widths.
-        unsafe { self.multiply(&mut self.state(), x, norm, &products) }
+        unsafe { self.multiply(&mut self.state(), rows(x), norm, &products) }
     }
 
     fn try_linear_residual(&self, args: &ResidualArgs<'_>) -> Result<(), CudaError> {
@@ -319,7 +321,7 @@ impl CudaBackend {
         let (out, activation) = (device(args.out).at(), Gating::of(args.activation));
         let Some(gate) = args.gate else {
             // SAFETY: the output has the rows of the input and the checked width.
-            unsafe { self.multiply(state, args.x, args.norm, &[plain(args.up, out)])? };
+            unsafe { self.multiply(state, rows(args.x), args.norm, &[plain(args.up, out)])? };
             let gated = Rows { at: out, count, cols, element: ElementType::F32 };
             return self.activate(gated, 0, out, activation);
         };
@@ -327,7 +329,7 @@ impl CudaBackend {
         let gated = state.projected.floats(&self.driver, count * cols)?;
         let up = state.up.floats(&self.driver, count * cols)?;
         // SAFETY: both buffers were made for the products.
-        unsafe { self.multiply(state, args.x, args.norm, &[plain(gate, gated), plain(args.up, up)])? };
+        unsafe { self.multiply(state, rows(args.x), args.norm, &[plain(gate, gated), plain(args.up, up)])? };
         let gated = Rows { at: gated, count, cols, element: ElementType::F32 };
         self.activate(gated, up, out, activation)
     }
@@ -372,6 +374,25 @@ impl CudaBackend {
     }
 }
 
+/// Whether latent attention has kernels for vectors of so many elements.
+fn check_latent(dtype: KvDType, width: usize) -> Result<(), DeviceError> {
+    let made_for: usize = LATENT_DIMS.iter().sum();
+    let is_there = match dtype {
+        // Products read what a head has of a query 8 elements at a time.
+        KvDType::F32 => width <= MAX_LATENT_WIDTH && width.is_multiple_of(8),
+        KvDType::F16 | KvDType::BF16 => width == made_for,
+        KvDType::F8E4M3 | KvDType::Int8 => false,
+    };
+    if is_there {
+        return Ok(());
+    }
+    Err(DeviceError::Unsupported(format!(
+        "latent attention with vectors of {width} elements has no GPU kernel for a {} KV cache; pa_cache_type=PagedCacheType.F16 \
+         and BF16 take {made_for}, F32 any multiple of 8 up to {MAX_LATENT_WIDTH}, and device=\"cpu\" computes all",
+        kv_suffix(dtype)
+    )))
+}
+
 /// Values of [`State::normed`], [`State::projected`] and [`State::up`] in the largest step.
 fn planned_floats(shape: &WorkspaceShape) -> [usize; 3] {
     let gated = if shape.gated { shape.intermediate_size } else { 0 };
@@ -379,14 +400,16 @@ fn planned_floats(shape: &WorkspaceShape) -> [usize; 3] {
 }
 
 /// The tensor's memory on the device.
-fn device(tensor: &Tensor) -> &DeviceMemory {
+pub(super) fn device(tensor: &Tensor) -> &DeviceMemory {
     tensor.device().expect("a tensor of this backend")
 }
 
+/// The rows in use.
 pub(super) fn rows(tensor: &Tensor) -> Rows {
     Rows { at: device(tensor).at(), count: tensor.rows(), cols: tensor.cols(), element: ElementType::F32 }
 }
 
+/// The weight on the device.
 pub(super) fn cuda(linear: &Linear) -> &CudaLinear {
     linear.weight()
 }
@@ -411,6 +434,10 @@ impl Backend for CudaBackend {
     }
 
     fn sampler(&self) -> Option<&dyn DeviceSampler> {
+        Some(self)
+    }
+
+    fn latent_phases(&self) -> Option<&dyn LatentPhases> {
         Some(self)
     }
 
@@ -450,7 +477,7 @@ impl Device for CudaBackend {
     fn check_kv_layer(&self, dtype: KvDType, shape: KvShape) -> Result<(), DeviceError> {
         let head_dim = shape.head_dim()?;
         if shape.is_latent() {
-            return Err(DeviceError::Unsupported("latent attention has no GPU kernel yet; device=\"cpu\" computes it".into()));
+            return check_latent(dtype, head_dim);
         }
         if dtype == KvDType::F32 || HEAD_DIMS.contains(&head_dim) {
             return Ok(());
@@ -490,17 +517,19 @@ impl Device for CudaBackend {
         (floats * size_of::<f32>()) as u64
             + attention::workspace_bytes(shape)
             + experts::workspace_bytes(shape)
+            + latent::workspace_bytes(shape)
             + self.state().dense.workspace_bytes(shape)
     }
 
     fn plan_workspaces(&self, shape: &WorkspaceShape) {
-        let State { lists, dense, experts, normed, projected, up, .. } = &mut *self.state();
+        let State { lists, dense, experts, latent, normed, projected, up, .. } = &mut *self.state();
         for (scratch, floats) in [normed, projected, up].into_iter().zip(planned_floats(shape)) {
             scratch.plan(floats * size_of::<f32>());
         }
         lists.plan_parts(shape);
         dense.plan(shape);
         experts.plan(shape);
+        latent.plan(shape);
     }
 
     fn graph_bytes(&self) -> u64 {

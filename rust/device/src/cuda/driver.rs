@@ -7,8 +7,9 @@ use std::{sync::Arc, time::Duration};
 
 use crate::kernel_args::{
     AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType, EmbedArgs,
-    FillBiasArgs, GatedActivationArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupTile, GroupedArgs, NormArgs,
-    PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, SampleRow, TopLogprobsArgs,
+    FillBiasArgs, GatedActivationArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupTile, GroupedArgs, LatentAttentionArgs,
+    LatentCacheArgs, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs,
+    SampleRow, TopLogprobsArgs,
 };
 
 use super::{CudaError, Gpu, GpuMemory, kernels::Kernel};
@@ -252,6 +253,7 @@ plain!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 plain!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs);
 plain!(SampleArgs, SampleRow, TopLogprobsArgs);
 plain!(AddExpertsArgs, GroupTile, GroupedArgs, RouteArgs);
+plain!(LatentAttentionArgs, LatentCacheArgs);
 
 /// The values as they lie in memory.
 pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {

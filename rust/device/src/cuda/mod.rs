@@ -21,6 +21,7 @@ mod graph_plan;
 mod graph_tests;
 mod grouped;
 pub mod kernels;
+mod latent;
 #[cfg(test)]
 mod launchers;
 pub mod libraries;
