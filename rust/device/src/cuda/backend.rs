@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::{
     AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, Device, DeviceError, DeviceSampler,
     EmbedArgs, EmbeddingTable, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, Linear, LinearOptions, Norm, NormKind,
-    NormSpan, Phases, Precision, Projection, ResidualArgs, RopeArgs, RowSampling, SampledRow, StepGraphs, StepMetadata,
-    StepRecorder, Tensor, WeightView, WorkspaceShape,
+    NormSpan, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs, RowSampling, SampledRow, StateCache,
+    StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
 };
@@ -25,6 +25,7 @@ use super::{
     memory::{Constants, RowNumbers, Scratch},
     packed::PackedFormat,
     planes::PlaneBlocks,
+    recurrent::{self, Recurrence},
     sample::Sampling,
 };
 
@@ -69,10 +70,11 @@ struct Kernels {
 /// What lives from step to step.
 pub(super) struct State {
     pub(super) lists: StepLists,
-    constants: Constants,
-    dense: Dense,
+    pub(super) constants: Constants,
+    pub(super) dense: Dense,
     sampling: Sampling,
     row_numbers: RowNumbers,
+    pub(super) recurrence: Recurrence,
     /// Normed rows, `[num_tokens, in_features]`.
     normed: Scratch,
     /// A projection before it is added or gated, `[num_tokens, out_features]`.
@@ -115,6 +117,7 @@ impl CudaBackend {
             dense: Dense::new(&driver)?,
             sampling: Sampling::new()?,
             row_numbers: RowNumbers::default(),
+            recurrence: Recurrence::new()?,
             normed: Scratch::default(),
             projected: Scratch::default(),
             up: Scratch::default(),
@@ -130,7 +133,8 @@ impl CudaBackend {
     /// Addresses that graphs know, 0 of what is not there yet, and a number that is not 0 and changes with those of constants.
     pub(super) fn buffers(&self) -> Vec<DevicePtr> {
         let mut state = self.state();
-        let own = [state.normed.at(), state.projected.at(), state.up.at(), state.constants.clear_lost() + 1];
+        let lost = state.constants.clear_lost() + 1;
+        let own = [state.normed.at(), state.projected.at(), state.up.at(), state.recurrence.buffer(), lost];
         [&own[..], &state.dense.buffers(), &state.lists.buffers()].concat()
     }
 
@@ -183,7 +187,13 @@ impl CudaBackend {
     }
 
     /// `x`, normed if there is a norm, as the weights read it.
-    fn normed(&self, state: &mut State, x: &Tensor, norm: Option<&Norm>, linears: &[&Linear]) -> Result<Rows, CudaError> {
+    pub(super) fn normed(
+        &self,
+        state: &mut State,
+        x: &Tensor,
+        norm: Option<&Norm>,
+        linears: &[&Linear],
+    ) -> Result<Rows, CudaError> {
         let rows = rows(x);
         if norm.is_none() {
             return Ok(rows);
@@ -340,11 +350,11 @@ fn planned_floats(shape: &WorkspaceShape) -> [usize; 3] {
 }
 
 /// The tensor's memory on the device.
-fn device(tensor: &Tensor) -> &DeviceMemory {
+pub(super) fn device(tensor: &Tensor) -> &DeviceMemory {
     tensor.device().expect("a tensor of this backend")
 }
 
-fn rows(tensor: &Tensor) -> Rows {
+pub(super) fn rows(tensor: &Tensor) -> Rows {
     Rows { at: device(tensor).at(), count: tensor.rows(), cols: tensor.cols(), element: ElementType::F32 }
 }
 
@@ -353,16 +363,20 @@ fn cuda(linear: &Linear) -> &CudaLinear {
 }
 
 /// The product alone.
-fn plain(linear: &Linear, out: DevicePtr) -> Product<'_> {
+pub(super) fn plain(linear: &Linear, out: DevicePtr) -> Product<'_> {
     Product { linear: cuda(linear), out, scale: 1.0, accumulate: false }
 }
 
 /// A phase cannot return what the driver refuses.
-fn done(result: Result<(), CudaError>) {
+pub(super) fn done(result: Result<(), CudaError>) {
     result.unwrap_or_else(|error| panic!("{error}"));
 }
 
 impl Backend for CudaBackend {
+    fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
+        Some(self)
+    }
+
     fn sees_ahead(&self) -> bool {
         true
     }
@@ -424,6 +438,10 @@ impl Device for CudaBackend {
         CacheEngine::on_device(spec, |block_bytes| Ok(PlaneBlocks::new(&self.driver, spec, block_bytes)?))
     }
 
+    fn alloc_states(&self, num_slots: usize, lens: &[usize]) -> Result<StateCache, DeviceError> {
+        self.new_states(num_slots, lens)
+    }
+
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
         let num_threads = self.host.as_ref().map_or(1, ThreadPool::num_threads);
         let linear = CudaLinear::new(&self.driver, weight, options, num_threads)?;
@@ -444,16 +462,20 @@ impl Device for CudaBackend {
 
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
         let floats: usize = planned_floats(shape).iter().sum();
-        (floats * size_of::<f32>()) as u64 + attention::workspace_bytes(shape) + self.state().dense.workspace_bytes(shape)
+        let between = recurrent::workspace_bytes(shape);
+        (floats * size_of::<f32>() + between) as u64
+            + attention::workspace_bytes(shape)
+            + self.state().dense.workspace_bytes(shape)
     }
 
     fn plan_workspaces(&self, shape: &WorkspaceShape) {
-        let State { lists, dense, normed, projected, up, .. } = &mut *self.state();
+        let State { lists, dense, normed, projected, up, recurrence, .. } = &mut *self.state();
         for (scratch, floats) in [normed, projected, up].into_iter().zip(planned_floats(shape)) {
             scratch.plan(floats * size_of::<f32>());
         }
         lists.plan_parts(shape);
         dense.plan(shape);
+        recurrence.plan(shape);
     }
 
     fn graph_bytes(&self) -> u64 {

@@ -8,9 +8,9 @@ use std::{
 use crate::{
     DType, KvDType,
     kernel_args::{
-        AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs, FillBiasArgs, GatedActivationArgs,
-        GatherRowsArgs, GemmArgs, GemvArgs, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs,
-        SampleArgs, TopLogprobsArgs,
+        AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs, FillBiasArgs,
+        GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, Mamba2Args, NormArgs,
+        PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, SigmoidGateArgs, TopLogprobsArgs,
     },
 };
 
@@ -94,6 +94,7 @@ macro_rules! args {
 args!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
 args!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 args!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, TopLogprobsArgs);
+args!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, SigmoidGateArgs);
 
 /// Starts a kernel on a grid; a grid that is empty is nothing to do.
 ///
