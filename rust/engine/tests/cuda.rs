@@ -235,6 +235,52 @@ fn blocks_in_files_come_back_to_a_card() {
     assert_eq!(tokens(&first), tokens(&second));
 }
 
+/// Tokens of a choice with their log probabilities, to the bit.
+fn bits_of(choice: &CompletionChoice) -> Vec<(u32, u32)> {
+    let logprobs = choice.logprobs.as_ref().expect("log probabilities");
+    logprobs.iter().map(|token| (token.token_id, token.logprob.map_or(0, f32::to_bits))).collect()
+}
+
+/// Snapshots, forks, preempted requests and slots that serve others.
+fn check_states(model: &str) {
+    let engine = |state_snapshot_bytes, pool| {
+        let config = EngineConfig { paged_attention: pool_of(pool, 8), state_snapshot_bytes, ..small() };
+        Engine::load_onto(&gpu(64 * MIB), &hugging_face(model), &config, &|_| {}).unwrap()
+    };
+    let ask = |engine: &Engine, request| engine.submit(request).unwrap().wait().unwrap();
+    let (cold, cached) = (engine(Some(0), 300), engine(Some(4 * MIB), 300));
+    let plan = cached.memory_ledger();
+    assert!(plan.devices[0].states > 0 && plan.devices[0].state_snapshots > 0 && !plan.devices[0].is_host, "{plan}");
+    let asked = || GenerationRequest { n_choices: 3, ..request(3, 20, 4) };
+    let expected: Vec<_> = ask(&cold, asked()).choices.iter().map(bits_of).collect();
+    for hit in [0, 16] {
+        let completion = ask(&cached, asked());
+        assert_eq!(completion.usage.cached_tokens, hit, "{model}");
+        let choices: Vec<_> = completion.choices.iter().map(bits_of).collect();
+        assert!(choices == expected, "{model}: {hit} cached tokens change bits");
+    }
+    let requests = || (0..3).map(|i| request(i, 12, 14)).collect::<Vec<_>>();
+    let alone: Vec<_> = requests().into_iter().map(|request| bits_of(&ask(&cold, request).choices[0])).collect();
+    let tight = engine(Some(0), 56);
+    let streams: Vec<_> = requests().into_iter().map(|request| tight.submit(request).unwrap()).collect();
+    let together: Vec<_> = streams.into_iter().map(|stream| bits_of(&stream.wait().unwrap().choices[0])).collect();
+    assert!(together == alone, "{model}: requests that were preempted have other bits");
+    assert!(stats(&tight).preemptions > 0, "{:?}", stats(&tight));
+}
+
+#[test]
+fn states_of_recurrent_layers_are_copied_on_the_card() {
+    check_states("lfm2");
+}
+
+#[test]
+#[ignore = "a quarter of a minute; make test-long"]
+fn states_of_every_kind_are_copied_on_the_card() {
+    for model in ["granitemoehybrid-dense", "qwen3_5"] {
+        check_states(model);
+    }
+}
+
 #[test]
 fn embeddings_are_those_of_the_processor() {
     let inputs = || (0..3).map(|i| EmbeddingInput::TokenIds(prompt(i, 5 * i + 1))).collect();

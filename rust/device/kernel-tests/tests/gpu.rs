@@ -12,6 +12,8 @@ mod dense;
 mod gemm_floats;
 #[path = "packed.rs"]
 mod packed;
+#[path = "recurrent.rs"]
+mod recurrent;
 #[path = "sample.rs"]
 mod sample;
 #[path = "steps.rs"]
