@@ -15,9 +15,9 @@ use device::{
     cuda::{CudaBackend, CudaError, CudaOptions, Driver},
 };
 use engine::{
-    CompletionChoice, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, Engine, EngineConfig, EngineError, FinishReason,
-    GenerationRequest, KvTierConfig, MemoryGpuConfig, ModelDType, ModelSource, OutputEvent, PagedAttentionConfig, Pooling,
-    Prompt, RequestStream, SamplingParams,
+    Completion, CompletionChoice, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, Engine, EngineConfig, EngineError,
+    FinishReason, GenerationRequest, KvTierConfig, MemoryGpuConfig, ModelDType, ModelSource, OutputEvent, PagedAttentionConfig,
+    Pooling, Prompt, RequestStream, SamplingParams,
 };
 use kernel_tests::{EmulatedDriver, Order};
 
@@ -241,43 +241,51 @@ fn bits_of(choice: &CompletionChoice) -> Vec<(u32, u32)> {
     logprobs.iter().map(|token| (token.token_id, token.logprob.map_or(0, f32::to_bits))).collect()
 }
 
-/// Snapshots, forks, preempted requests and slots that serve others.
-fn check_states(model: &str) {
-    let engine = |state_snapshot_bytes, pool| {
-        let config = EngineConfig { paged_attention: pool_of(pool, 8), state_snapshot_bytes, ..small() };
-        Engine::load_onto(&gpu(64 * MIB), &hugging_face(model), &config, &|_| {}).unwrap()
-    };
-    let ask = |engine: &Engine, request| engine.submit(request).unwrap().wait().unwrap();
-    let (cold, cached) = (engine(Some(0), 300), engine(Some(4 * MIB), 300));
-    let plan = cached.memory_ledger();
-    assert!(plan.devices[0].states > 0 && plan.devices[0].state_snapshots > 0 && !plan.devices[0].is_host, "{plan}");
-    let asked = || GenerationRequest { n_choices: 3, ..request(3, 20, 4) };
-    let expected: Vec<_> = ask(&cold, asked()).choices.iter().map(bits_of).collect();
-    for hit in [0, 16] {
-        let completion = ask(&cached, asked());
-        assert_eq!(completion.usage.cached_tokens, hit, "{model}");
-        let choices: Vec<_> = completion.choices.iter().map(bits_of).collect();
-        assert!(choices == expected, "{model}: {hit} cached tokens change bits");
-    }
-    let requests = || (0..3).map(|i| request(i, 12, 14)).collect::<Vec<_>>();
-    let alone: Vec<_> = requests().into_iter().map(|request| bits_of(&ask(&cold, request).choices[0])).collect();
-    let tight = engine(Some(0), 56);
-    let streams: Vec<_> = requests().into_iter().map(|request| tight.submit(request).unwrap()).collect();
-    let together: Vec<_> = streams.into_iter().map(|stream| bits_of(&stream.wait().unwrap().choices[0])).collect();
-    assert!(together == alone, "{model}: requests that were preempted have other bits");
-    assert!(stats(&tight).preemptions > 0, "{:?}", stats(&tight));
+fn with_states(model: &str, pool: usize, state_snapshot_bytes: u64) -> Engine {
+    let snapshots = Some(state_snapshot_bytes);
+    let config = EngineConfig { paged_attention: pool_of(pool, 8), state_snapshot_bytes: snapshots, ..small() };
+    Engine::load_onto(&gpu(64 * MIB), &hugging_face(model), &config, &|_| {}).unwrap()
+}
+
+fn answer(engine: &Engine, request: GenerationRequest) -> Completion {
+    engine.submit(request).unwrap().wait().unwrap()
+}
+
+/// A choice that forks, and a turn of a conversation that begins with a snapshot.
+fn check_copied_states(model: &str) {
+    let engine = with_states(model, 300, 4 * MIB);
+    let plan = engine.memory_ledger();
+    let card = plan.devices[0];
+    assert!(card.states > 0 && card.state_snapshots > 0 && !card.is_host, "{plan}");
+    let forked = answer(&engine, GenerationRequest { n_choices: 2, ..request(3, 12, 4) });
+    let bits: Vec<_> = forked.choices.iter().map(bits_of).collect();
+    assert!(bits[0] == bits[1], "{model}: {bits:?}");
+    let turn = [&prompt(3, 12), &tokens(&forked)[..], &prompt(4, 3)].concat();
+    let next = || GenerationRequest { prompt: Prompt::TokenIds(turn.clone()), ..request(0, 0, 3) };
+    let (cached, cold) = (answer(&engine, next()), answer(&with_states(model, 300, 0), next()));
+    // All but the last token of the answer, which was never computed.
+    assert_eq!((cached.usage.cached_tokens, cold.usage.cached_tokens), (15, 0), "{model}");
+    assert!(bits_of(&cached.choices[0]) == bits_of(&cold.choices[0]), "{model}: a snapshot changes bits");
 }
 
 #[test]
 fn states_of_recurrent_layers_are_copied_on_the_card() {
-    check_states("lfm2");
+    check_copied_states("lfm2");
 }
 
 #[test]
-#[ignore = "a quarter of a minute; make test-long"]
-fn states_of_every_kind_are_copied_on_the_card() {
-    for model in ["granitemoehybrid-dense", "qwen3_5"] {
-        check_states(model);
+#[ignore = "a minute; make test-long"]
+fn states_of_every_kind_are_copied_on_the_card_and_computed_again_after_a_preemption() {
+    for model in ["lfm2", "granitemoehybrid-dense", "qwen3_5"] {
+        check_copied_states(model);
+        let requests = || (0..3).map(|i| request(i, 12, 14));
+        let roomy = with_states(model, 300, 0);
+        let alone: Vec<_> = requests().map(|request| bits_of(&answer(&roomy, request).choices[0])).collect();
+        let tight = with_states(model, 56, 0);
+        let streams: Vec<_> = requests().map(|request| tight.submit(request).unwrap()).collect();
+        let together: Vec<_> = streams.into_iter().map(|stream| bits_of(&stream.wait().unwrap().choices[0])).collect();
+        assert!(together == alone, "{model}: other bits beside others");
+        assert!(stats(&tight).preemptions > 0, "{:?}", stats(&tight));
     }
 }
 
