@@ -287,11 +287,18 @@ KERNEL(causal_conv, CausalConvArgs, CHANNELS, 0) {
     }
 }
 
-#define SCANS(N)                                                                                            \
-    KERNEL(mamba2_##N, Mamba2Args, WARPS * 32, sizeof(Mamba2Shared<N>)) { mamba2<N>(args); }                \
-    KERNEL(gated_delta_##N, GatedDeltaArgs, WARPS * 32, sizeof(GatedDeltaShared<N>)) { gated_delta<N>(args); }
-SCANS(128)
-SCANS(256)
+// CTAS fit a multiprocessor, so that more of the states are on their way.
+#define SCANS(N, CTAS)                                                                              \
+    WEIGHT_KERNEL(mamba2_##N, Mamba2Args, WARPS * 32, sizeof(Mamba2Shared<N>), CTAS) {              \
+        wait_for_inputs();                                                                          \
+        mamba2<N>(args);                                                                            \
+    }                                                                                               \
+    WEIGHT_KERNEL(gated_delta_##N, GatedDeltaArgs, WARPS * 32, sizeof(GatedDeltaShared<N>), CTAS) { \
+        wait_for_inputs();                                                                          \
+        gated_delta<N>(args);                                                                       \
+    }
+SCANS(128, 3)
+SCANS(256, 2)
 
 KERNEL(gated_norm, GatedNormArgs, NORM_THREADS, NORM_THREADS / 32 * 4) {
     SHARED_MEMORY(shared);

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import AUTO, begun_together, cases, generate, gguf_model, score, text_model, wait_until_idle
 from test_exactness import NEW, prompts
-from test_golden import LOGPROB, MARGIN, check_teacher_forced, models
+from test_golden import LOGPROB, MARGIN, MODELS, check_teacher_forced, models
 from test_real_models import check_perplexity
 
 from mistral_paged import ModelDType, PagedCacheType, Runner, Which, _core
@@ -22,7 +22,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benches"))
 import gpu_model
 
 pytestmark = pytest.mark.gpu
-EXACT = ["llama", "mistral-window", "gemma3"]
+# A short convolution, Mamba-2 and the gated delta rule, without mixtures of experts beside them.
+RECURRENT = ["lfm2", "granitemoehybrid-dense", "qwen3_5"]
+EXACT = ["llama", "mistral-window", "gemma3", *RECURRENT]
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +64,7 @@ def alone(name: str, device: str) -> list[list[tuple[int, float]]]:
     return _alone[name]
 
 
-@models()
+@models(MODELS + [("text", name) for name in RECURRENT])
 def test_goldens(folder: str, name: str, device: str) -> None:
     which = text_model(name) if folder == "text" else gguf_model(name)
     golden_runner = Runner(which=which, device=device, pa_ctxt_len=16384)

@@ -426,3 +426,64 @@ impl RecurrentPhases for CudaBackend {
         STATE_ROWS[STATE_ROWS.len() - 1]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_where_their_rows_and_states_are() {
+        let step = StepMetadata {
+            positions: vec![7, 0, 1, 2, 9, 10],
+            query_start_loc: vec![0, 1, 4, 6],
+            seq_lens: vec![8, 3, 11],
+            state_slots: vec![5, 0, NO_SLOT],
+            ..StepMetadata::default()
+        };
+        let request = |first_row, num_rows, slot, begins| RecurrentRequest { first_row, num_rows, slot, begins };
+        assert_eq!(requests(&step), [request(0, 1, 5, 0), request(1, 3, 0, 1), request(4, 2, NO_SLOT, 0)]);
+        assert_eq!(row_requests(&step), [0, 1, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn buffers_of_a_layer_are_apart_aligned_and_within_what_is_planned() {
+        // Two heads for keys, three for values.
+        let (keys, values, rates) = (2 * 9, 3 * 5, 3);
+        let (projected, convolved) = ([keys, keys, values, values, rates, rates], [keys, keys, values]);
+        for num_rows in [1, 33, 512] {
+            let (first, end) = place(num_rows, projected, 1 << 20);
+            let (second, end) = place(num_rows, convolved, end);
+            let mut places: Vec<_> = first.into_iter().zip(projected).chain(second.into_iter().zip(convolved)).collect();
+            places.push((end, 0));
+            assert!(places.iter().all(|(at, _)| at % 256 == 0));
+            assert!(places.windows(2).all(|pair| pair[1].0 - pair[0].0 >= (num_rows * pair[0].1 * 4) as u64));
+            let shape = WorkspaceShape { num_tokens: num_rows, recurrent_width: projected.iter().sum(), ..shape() };
+            assert!(end - (1 << 20) <= workspace_bytes(&shape) as u64, "{num_rows} rows");
+        }
+        assert_eq!(workspace_bytes(&shape()), 0, "of a model without such layers");
+    }
+
+    fn shape() -> WorkspaceShape {
+        WorkspaceShape {
+            num_tokens: 1,
+            seq_len: 1,
+            hidden_size: 0,
+            intermediate_size: 0,
+            num_heads: 1,
+            num_kv_heads: 1,
+            queries_per_kv: 1,
+            head_dim: 1,
+            dtype: crate::DType::F32,
+            num_logit_rows: 1,
+            num_sampled_rows: 1,
+            vocab_size: 1,
+            lm_head_dtype: crate::DType::F32,
+            precision: crate::Precision::Exact,
+            post_norms: false,
+            gated: false,
+            num_experts: 0,
+            has_latent: false,
+            recurrent_width: 0,
+        }
+    }
+}
