@@ -79,8 +79,8 @@ def decode(runner: Runner, batch: int, new: int) -> float:
 
 
 def measure_model(log: Log, device: str, config: dict[str, int], batches: list[int], new: int = NEW) -> None:
-    """A llama of random weights of each format, with CUDA graphs, and for some batches without."""
-    folder = gpu_model.roomy_folder(gpu_plan.weight_bytes(config))
+    """A model of random weights of each format, with CUDA graphs, and for some batches without."""
+    folder = gpu_model.roomy_folder(int(gpu_plan.weight_bytes(config)))
     try:
         gpu_model.write(folder, config)
         for form in gpu_plan.MODEL_FORMATS:
@@ -142,7 +142,8 @@ def main() -> None:
             measure_kernels(log, [timer, *gpu_peers.available(options.device)], works)
         del timer
         if "model" in options.parts.split(","):
-            measure_model(log, f"cuda:{options.device}", gpu_plan.LLAMA_8B, gpu_plan.BATCHES)
+            for config in gpu_plan.MODELS.values():
+                measure_model(log, f"cuda:{options.device}", config, gpu_plan.BATCHES)
         log.write(record="end", seconds=time.perf_counter() - begun)
     if not options.no_report:
         write_report(read(options.output), options.docs)

@@ -1,4 +1,4 @@
-"""A llama of random weights as a folder of Hugging Face's files, written with numpy alone."""
+"""A llama, or a mixture of experts, of random weights as a folder of Hugging Face's files, written with numpy alone."""
 
 from __future__ import annotations
 
@@ -15,23 +15,33 @@ CHUNK = 1 << 24
 """Random values that the matrices are made of, again and again; their bits do not matter, only that they are not zeros."""
 
 
+def network(name: str, hidden: int, wide: int) -> dict[str, tuple[int, ...]]:
+    """A gated feed-forward network."""
+    return {f"{name}.gate_proj": (wide, hidden), f"{name}.up_proj": (wide, hidden), f"{name}.down_proj": (hidden, wide)}
+
+
 def shapes(config: dict[str, int]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the tensors."""
-    hidden, wide = config["hidden_size"], config["intermediate_size"]
-    kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    """Names and shapes of the tensors: of a Qwen3-MoE where there are experts, else of a llama."""
+    hidden, num_experts = config["hidden_size"], config.get("num_experts", 0)
+    head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
+    q, kv = (head_dim * config[f"num_{name}_heads"] for name in ("attention", "key_value"))
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
-        for name, shape in {
+        tensors: dict[str, tuple[int, ...]] = {
             "input_layernorm": (hidden,),
-            "self_attn.q_proj": (hidden, hidden),
+            "self_attn.q_proj": (q, hidden),
             "self_attn.k_proj": (kv, hidden),
             "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, hidden),
+            "self_attn.o_proj": (hidden, q),
             "post_attention_layernorm": (hidden,),
-            "mlp.gate_proj": (wide, hidden),
-            "mlp.up_proj": (wide, hidden),
-            "mlp.down_proj": (hidden, wide),
-        }.items():
+        }
+        if num_experts:
+            tensors |= {"self_attn.q_norm": (head_dim,), "self_attn.k_norm": (head_dim,), "mlp.gate": (num_experts, hidden)}
+            for expert in range(num_experts):
+                tensors |= network(f"mlp.experts.{expert}", hidden, config["moe_intermediate_size"])
+        else:
+            tensors |= network("mlp", hidden, config["intermediate_size"])
+        for name, shape in tensors.items():
             yield f"model.layers.{layer}.{name}.weight", shape
     yield "model.norm.weight", (hidden,)
     yield "lm_head.weight", (config["vocab_size"], hidden)
@@ -57,6 +67,8 @@ def write(folder: Path, config: dict[str, int]) -> None:
         "hidden_act": "silu",
         "torch_dtype": "bfloat16",
     }
+    if "num_experts" in config:
+        fields |= {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "norm_topk_prob": True}
     fields |= {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False}
     (folder / "config.json").write_text(json.dumps({**fields, **config}))
     vocabulary = {f"<{index}>": index for index in range(config["vocab_size"])}

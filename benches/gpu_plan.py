@@ -101,11 +101,42 @@ LLAMA_8B: dict[str, int] = {
 }
 
 
-def weight_bytes(config: dict[str, int]) -> int:
-    """Bytes of bf16 that a step reads of a llama: all matrices, of the embedding hardly anything."""
-    hidden, head_dim = config["hidden_size"], config["hidden_size"] // config["num_attention_heads"]
-    attention = hidden * head_dim * 2 * (config["num_attention_heads"] + config["num_key_value_heads"])
-    layer = attention + 3 * hidden * config["intermediate_size"]
+QWEN3_30B_QUARTER: dict[str, int] = {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+MODELS = {"Llama-3-8B's shape": LLAMA_8B, "a quarter of Qwen3-30B-A3B's shape": QWEN3_30B_QUARTER}
+"""What is measured of models; the second has 12 layers of 48."""
+
+
+def head_dim(config: dict[str, int]) -> int:
+    """Elements of a head."""
+    return config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+
+
+def experts_of(config: dict[str, int], batch: int) -> float:
+    """Experts of a layer that so many tokens pass, if each chooses any as likely as others."""
+    count, chosen = config["num_experts"], config["num_experts_per_tok"]
+    return float(count * (1 - (1 - chosen / count) ** batch))
+
+
+def weight_bytes(config: dict[str, int], batch: int | None = None) -> float:
+    """Bytes of bf16 of all matrices but the embedding; for a batch, of those that a step of so many tokens reads."""
+    hidden = config["hidden_size"]
+    attention = hidden * head_dim(config) * 2 * (config["num_attention_heads"] + config["num_key_value_heads"])
+    if "num_experts" in config:
+        experts = config["num_experts"] if batch is None else experts_of(config, batch)
+        layer = attention + hidden * config["num_experts"] + experts * 3 * hidden * config["moe_intermediate_size"]
+    else:
+        layer = attention + 3 * hidden * config["intermediate_size"]
     return 2 * (config["num_hidden_layers"] * layer + hidden * config["vocab_size"])
 
 
@@ -117,6 +148,5 @@ MODEL_FORMATS = {"BF16": None, "Q4_K": "Q4K"}
 
 def step_bytes(config: dict[str, int], batch: int, context: float, form: str = "BF16") -> float:
     """Bytes that a step of so many requests reads of weights in a format, keys and values of bf16 included."""
-    head_dim = config["hidden_size"] // config["num_attention_heads"]
-    kv = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * 2
-    return weight_bytes(config) * WEIGHT_BYTES[form] / WEIGHT_BYTES["BF16"] + batch * context * kv
+    kv = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim(config) * 2
+    return weight_bytes(config, batch) * WEIGHT_BYTES[form] / WEIGHT_BYTES["BF16"] + batch * context * kv

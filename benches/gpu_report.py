@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,10 @@ class GpuRecords:
     def peers(self, kind: str) -> list[str]:
         """Others that did some of these works."""
         return sorted({engine for _, times in self.kind(kind) for engine in times} - {OWN})
+
+    def of_model(self, config: dict[str, int]) -> GpuRecords:
+        """Those of one model alone."""
+        return replace(self, models=[entry for entry in self.models if entry["config"] == config])
 
     def speed(self, form: str, batch: int, graphs: bool) -> float | None:
         """Median tokens a second of the model."""
@@ -121,10 +125,11 @@ def goal_lines(records: GpuRecords) -> list[str]:
             goal(f"decode attention, batch 32, 4,096 tokens, {cache}", "at least 80%", percent(share), share >= 0.8)
     if small := records.of(SMALL):
         goal("decode attention, batch 1, 512 tokens, bf16, µs", "at most 8", micro(small), small <= 8e-6)
+    llama = records.of_model(gpu_plan.LLAMA_8B)
     for form, wanted in MODEL_GOALS.items():
-        speeds = [speed for graphs in (False, True) if (speed := records.speed(form, 1, graphs)) is not None]
+        speeds = [speed for graphs in (False, True) if (speed := llama.speed(form, 1, graphs)) is not None]
         if speeds:
-            share = max(speeds) / records.model_roof(form, 1)
+            share = max(speeds) / llama.model_roof(form, 1)
             name = f"Llama-3-8B's shape, {form}, batch 1, share of the roof"
             goal(name, f"at least {percent(wanted)}", percent(share), share >= wanted)
     return ["## Goals", "", *table(["", "wanted", "measured", "reached"], rows)] if rows else []
@@ -175,7 +180,14 @@ def linear_lines(records: GpuRecords) -> list[str]:
     return ["## Products with weights", "", *table(header, rows)] if rows else []
 
 
-def model_lines(records: GpuRecords) -> list[str]:
+def models_lines(records: GpuRecords) -> list[str]:
+    """Tokens a second of each model."""
+    return [
+        line for name, config in gpu_plan.MODELS.items() for line in model_lines(f"A model of {name}", records.of_model(config))
+    ]
+
+
+def model_lines(title: str, records: GpuRecords) -> list[str]:
     """Tokens a second of the model."""
     rows = []
     for form, batch in [(name, count) for name in gpu_plan.MODEL_FORMATS for count in records.batches(name)]:
@@ -187,10 +199,10 @@ def model_lines(records: GpuRecords) -> list[str]:
     text = (
         "Random weights, short prompts; tokens a second are counted from outside, prompts included. The roof is that of"
         " reading all weights, and the keys and values of half of the answer, at the speed of copies; for large batches"
-        " operations are the limit."
+        " operations are the limit. Of experts those are read that a step's tokens choose, each as likely as others."
     )
     header = ["weights", "requests", "eager, tokens/s", "with graphs, tokens/s", "roof, tokens/s", "share"]
-    return ["## A model of Llama-3-8B's shape", "", text, "", *table(header, rows)] if rows else []
+    return [f"## {title}", "", text, "", *table(header, rows)] if rows else []
 
 
 def failure_lines(records: GpuRecords) -> list[str]:
@@ -220,13 +232,14 @@ def plot(records: GpuRecords, path: Path) -> None:
         if found:
             left.plot(list(found), [100 * (share or 0.0) for share in found.values()], marker="o", label=f"{context:,} tokens")
     left.set(title="Decode attention", xlabel="requests", ylabel="% of the bandwidth of a copy", xscale="log", ylim=(0, 100))
+    llama = records.of_model(gpu_plan.LLAMA_8B)
     for color, form in enumerate(gpu_plan.MODEL_FORMATS):
         lines: list[tuple[str, str, Callable[[str, int], float | None]]] = [
-            (form, "-", partial(records.speed, graphs=True)),
-            (f"{form}, roof of memory", "--", records.model_roof),
+            (form, "-", partial(llama.speed, graphs=True)),
+            (f"{form}, roof of memory", "--", llama.model_roof),
         ]
         for label, style, speed in lines:
-            found = {batch: value for batch in records.batches(form) if (value := speed(form, batch)) is not None}
+            found = {batch: value for batch in llama.batches(form) if (value := speed(form, batch)) is not None}
             if found:
                 right.plot(list(found), list(found.values()), style, color=f"C{color}", marker="o", label=label)
     right.set(title="Llama-3-8B's shape", xlabel="requests", ylabel="tokens/s", xscale="log", yscale="log")
@@ -246,7 +259,7 @@ def write_report(records: GpuRecords, docs: Path) -> None:
         f" {machine['cpu']}, {machine['cpus']} processors, {machine['system']}, Python {machine['python']}."
         f" A copy moves {records.copy / 1e12:.2f} TB/s. All of it took {records.seconds / 60:.1f} minutes."
     )
-    parts = [goal_lines, attention_lines, linear_lines, model_lines, failure_lines]
+    parts = [goal_lines, attention_lines, linear_lines, models_lines, failure_lines]
     lines = [INTRODUCTION, where, "", *(line for part in parts for line in part(records))]
     (docs / "gpu.md").write_text("\n".join(lines).rstrip() + "\n")
     plot(records, docs / "gpu.png")

@@ -6,7 +6,8 @@
 // How a linear layer's input is stored: `out_type` of what produces it.
 enum ElementType : uint32_t { ELEMENT_F32 = 0, ELEMENT_F16 = 1, ELEMENT_BF16 = 2 };
 
-enum ActivationKind : uint32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1, ACTIVATION_GELU = 2, ACTIVATION_QUICK_GELU = 3 };
+enum ActivationKind : uint32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1, ACTIVATION_GELU = 2, ACTIVATION_QUICK_GELU = 3,
+    ACTIVATION_CLAMPED = 4 }; // (up + 1) * gate * sigmoid(alpha * gate), gate at most limit, up from -limit to limit
 
 // Norm of q or k heads.
 struct HeadNormArgs {
@@ -115,10 +116,12 @@ struct NormArgs {
 
 // gated_activation: out = activation(gate) * up, or without up activation(gate).
 struct GatedActivationArgs {
-    const float* gate; // [num_rows, gate_stride]
-    const float* up;   // [num_rows, up_stride], or null
-    void* out;         // [num_rows, cols] of out_type; may be gate
+    const float* gate;    // [num_rows, gate_stride]
+    const float* up;      // [num_rows, up_stride], or null
+    const float* weights; // [num_rows]: multiplied into gate and up first; or null
+    void* out;            // [num_rows, cols] of out_type; may be gate
     uint32_t num_rows, cols, gate_stride, up_stride, activation, out_type;
+    float alpha, limit;   // of ACTIVATION_CLAMPED
 };
 
 // embed_*: out[i] = table[token_ids[i]] * scale.
@@ -159,7 +162,7 @@ struct FillBiasArgs {
 
 // A weight that gemv_* multiplies by, and where the products go.
 struct GemvTarget {
-    const uint8_t* w;   // [out_features, row_bytes] bytes
+    const uint8_t* w;   // [out_features, w_stride] bytes
     const float* bias;  // [out_features] or null
     float* out;         // [num_rows, out_stride]
     uint32_t out_features, out_stride;
@@ -174,7 +177,7 @@ constexpr unsigned MAX_TARGETS = 3;
 struct GemvArgs {
     const float* x; // [num_rows, x_stride]
     GemvTarget targets[MAX_TARGETS]; // the first one's first_cta is 0
-    uint64_t row_bytes;
+    uint64_t w_stride;               // bytes from a row of a weight to the next one
     uint32_t num_rows, in_features, x_stride;
     uint32_t accumulate; // 1: added to out
     float scale;
@@ -200,6 +203,82 @@ struct GemmArgs {
     uint32_t* arrivals; // [gridDim.x], 0 before and after: CTAs that are done with a panel they share
     uint64_t w_stride;  // bytes from a panel to the next one; of bf16 and f16 from a row to the next one, a multiple of 16
     uint32_t num_rows, in_features, x_stride;
+    uint32_t accumulate; // 1: added to out
+    float scale;
+    uint32_t reserved;
+};
+
+// Rows of one group, which a CTA of grouped_* takes.
+struct GroupTile {
+    uint32_t group;
+    uint32_t first_row; // in the lists of rows
+    uint32_t num_rows;  // 0: nothing to do; at most as many as the kernel takes
+    uint32_t reserved;
+};
+
+// Weights that grouped_* multiply by, one for each group and all of one shape, and where the products go.
+struct GroupedTarget {
+    const uint8_t* const* w;  // [num_groups]
+    const float* const* bias; // [num_groups], or null
+    float* out;               // [_, out_stride]
+    uint32_t out_features, out_stride;
+    uint32_t first_cta;       // The CTAs from this on are its own; none: 0xffffffff.
+    uint32_t reserved;
+};
+
+// grouped_gemv_*, grouped_gemm_*: out[out_rows[i]] = x[x_rows[i]] . w[group] + bias[group] for the rows i of each tile.
+struct GroupedArgs {
+    const void* x; // [_, x_stride], f32 of *_r8, else rounded as gemm_* read it
+    GroupedTarget targets[MAX_TARGETS]; // the first one's first_cta is 0
+    const GroupTile* tiles;   // [gridDim.y], or null: rows 0 .. num_rows of every group, in tiles a row list behind the other
+    const uint32_t* x_rows;   // read where there are tiles
+    const uint32_t* out_rows; // likewise
+    uint64_t w_stride;        // of gemv_*, or of gemm_*
+    uint32_t num_rows, num_groups;
+    uint32_t in_features, x_stride;
+    uint32_t x_group_stride;  // columns from what a group reads of a row to what the next one does
+    uint32_t out_group_stride;
+};
+
+// What a router makes of its logits.
+enum RouterScoreKind : uint32_t { ROUTER_SOFTMAX = 0, ROUTER_SOFTMAX_OF_CHOSEN = 1, ROUTER_SIGMOID = 2, ROUTER_SPARSEMIXER = 3 };
+
+// Experts of a layer at most, and groups of them.
+constexpr unsigned MAX_EXPERTS = 1024;
+constexpr unsigned MAX_EXPERT_GROUPS = 32;
+
+// route: the experts of each row with their weights, as RoutingRule::choose of rust/device/src/experts.rs has them, and the rows
+// of each expert as tiles. num_rows * num_chosen is below 65,536.
+struct RouteArgs {
+    const float* logits;     // [num_rows, num_experts]
+    const float* correction; // [num_experts], added to the scores that experts are chosen by; or null
+    uint32_t* chosen;        // [num_rows, num_chosen]
+    float* weights;          // [num_rows, num_chosen]
+    GroupTile* tiles;        // [num_tiles], those that are not needed with no rows
+    uint32_t* rows;          // [num_rows * num_chosen], in the order of tiles
+    uint32_t* places;        // likewise: where in chosen
+    uint32_t* arrivals;      // 0 before and after
+    uint32_t num_rows, num_experts, num_chosen, num_tiles;
+    uint32_t tile_rows;      // of a tile at most
+    uint32_t score;
+    float jitter;            // of ROUTER_SPARSEMIXER
+    uint32_t num_groups;     // 0: none; else of equally many experts
+    uint32_t num_chosen_groups;
+    uint32_t by_two_best;    // 1: a group's score is the sum of its two best, 0: its best
+    uint32_t normalizes;     // 1: weights are divided by their sum and normalize_eps
+    float normalize_eps;
+    float scale;             // then multiplied by this
+    uint32_t reserved;
+};
+
+// add_experts: out = sum of weights * experts + sigmoid(shared_logits) * shared, times scale, or that added to out.
+struct AddExpertsArgs {
+    const float* experts;       // [num_rows, num_chosen, cols]
+    const float* weights;       // [num_rows, num_chosen], or null: 1
+    const float* shared;        // [num_rows, cols], or null
+    const float* shared_logits; // [num_rows], or null: shared is added as it is
+    float* out;                 // [num_rows, cols]
+    uint32_t num_rows, cols, num_chosen;
     uint32_t accumulate; // 1: added to out
     float scale;
     uint32_t reserved;

@@ -102,6 +102,12 @@ __device__ float activate(uint32_t activation, float x) {
     return 0.5f * x * erfcf(x * -0.707106781f);
 }
 
+__device__ float gated(const GatedActivationArgs& args, float gate, float up) {
+    if (args.activation != ACTIVATION_CLAMPED) return activate(args.activation, gate) * up;
+    const float g = fminf(gate, args.limit), u = fminf(fmaxf(up, -args.limit), args.limit);
+    return (u + 1.0f) * g / (1.0f + expf(-args.alpha * g));
+}
+
 }  // namespace
 
 KERNEL(rms_norm, NormArgs, THREADS, THREADS / 32 * 4) { norm<false>(args); }
@@ -111,11 +117,15 @@ KERNEL(gated_activation, GatedActivationArgs, THREADS, 0) {
     const uint32_t at = (blockIdx.x * THREADS + threadIdx.x) * 4;
     if (at >= args.cols) return;
     const size_t row = blockIdx.y;
-    const float4 gate = load4(args.gate + row * args.gate_stride + at);
-    const float4 up = args.up ? load4(args.up + row * args.up_stride + at) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    float4 gate = load4(args.gate + row * args.gate_stride + at);
+    float4 up = args.up ? load4(args.up + row * args.up_stride + at) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    if (args.weights) {
+        const float by = args.weights[row];
+        gate = make_float4(gate.x * by, gate.y * by, gate.z * by, gate.w * by);
+        up = make_float4(up.x * by, up.y * by, up.z * by, up.w * by);
+    }
     store4_as(args.out_type, args.out, row * args.cols + at,
-              make_float4(activate(args.activation, gate.x) * up.x, activate(args.activation, gate.y) * up.y,
-                          activate(args.activation, gate.z) * up.z, activate(args.activation, gate.w) * up.w));
+              make_float4(gated(args, gate.x, up.x), gated(args, gate.y, up.y), gated(args, gate.z, up.z), gated(args, gate.w, up.w)));
 }
 
 KERNEL(gather_rows, GatherRowsArgs, THREADS, 0) {

@@ -29,6 +29,7 @@ TINY = {
     "num_key_value_heads": 2,
     "vocab_size": 1024,
 }
+MIXTURE = {**TINY, "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 COPY = {"kind": "copy", "bytes": 1 << 30}
 BANDWIDTH = 4e12
 
@@ -66,19 +67,27 @@ def test_bytes_are_those_that_have_to_move() -> None:
     assert gpu_plan.weight_bytes(gpu_plan.LLAMA_8B) == pytest.approx(2 * 7.505e9, rel=1e-3)
 
 
-def test_a_model_of_random_weights_runs(tmp_path: Path) -> None:
-    gpu_model.write(tmp_path, TINY)
+@pytest.mark.parametrize("config", [TINY, MIXTURE])
+def test_a_model_of_random_weights_runs(config: dict[str, int], tmp_path: Path) -> None:
+    gpu_model.write(tmp_path, config)
     header_bytes = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
-    parameters = sum(int(np.prod(shape)) for _, shape in gpu_model.shapes(TINY))
+    parameters = sum(int(np.prod(shape)) for _, shape in gpu_model.shapes(config))
     assert (tmp_path / "model.safetensors").stat().st_size == 8 + header_bytes + 2 * parameters
-    embedding = TINY["vocab_size"] * TINY["hidden_size"]
-    norms = (2 * TINY["num_hidden_layers"] + 1) * TINY["hidden_size"]
-    assert gpu_plan.weight_bytes(TINY) == 2 * (parameters - embedding - norms)
+    matrices = (shape for name, shape in gpu_model.shapes(config) if len(shape) == 2 and "embed" not in name)
+    assert gpu_plan.weight_bytes(config) == 2 * sum(int(np.prod(shape)) for shape in matrices)
     runner = Runner(which=Which.Plain(str(tmp_path), dtype=ModelDType.F32), pa_ctxt_len=512, num_threads=1)
     logprobs = [logprob for _, logprob in generate(runner, [3, 900, 1023], 8)]
     assert len(set(logprobs)) > 1
     assert all(-20 < logprob < 0 for logprob in logprobs)
     assert gpu.decode(runner, batch=3, new=4) > 0
+
+
+def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
+    config = gpu_plan.QWEN3_30B_QUARTER
+    assert [round(gpu_plan.experts_of(config, batch)) for batch in (1, 8, 64)] == [8, 52, 126]
+    expert = 3 * 2 * config["hidden_size"] * config["moe_intermediate_size"]
+    unread = gpu_plan.weight_bytes(config) - gpu_plan.weight_bytes(config, 1)
+    assert unread == pytest.approx(config["num_hidden_layers"] * 120 * expert)
 
 
 class Stranger:
@@ -216,7 +225,11 @@ def test_a_model_is_compared_with_reading_all_of_it(tmp_path: Path) -> None:
         for (batch, graphs), speed in speeds.items()
     ]
     made.append({**made[1], "format": "Q4_K", "tokens_per_second": [720.0]})
+    made.append({**made[1], "config": gpu_plan.QWEN3_30B_QUARTER, "tokens_per_second": [640.0]})
     text = report(tmp_path, *made)
+    mixture = text.split("a quarter of Qwen3-30B-A3B's shape")[1]
+    roof = BANDWIDTH / gpu_plan.step_bytes(gpu_plan.QWEN3_30B_QUARTER, 1, 80)
+    assert f"| BF16 | 1 |  | 640 | {roof:,.0f} | {640 / roof:.0%} |" in mixture
     quantized = BANDWIDTH / (gpu_plan.weight_bytes(config) * 144 / 512 + 80 * 131072)
     assert f"| Q4_K | 1 |  | 720 | {quantized:,.0f} | {720 / quantized:.0%} |" in text
     assert f"Q4_K, batch 1, share of the roof | at least 75% | {720 / quantized:.0%} | yes |" in text

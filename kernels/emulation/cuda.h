@@ -18,6 +18,7 @@
     static void NAME(const ARGS& args)
 
 #define WEIGHT_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, CTAS) KERNEL(NAME, ARGS, THREADS, SHARED_BYTES)
+#define DEFINE_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, CTAS, WAIT) KERNEL(NAME, ARGS, THREADS, SHARED_BYTES)
 
 #define SHARED_MEMORY(NAME) unsigned char* const NAME = emulation::shared_memory
 
@@ -135,6 +136,7 @@ inline T atomicAdd(T* at, T value) {
 
 // CTAs come one after the other.
 inline void __threadfence() {}
+inline uint32_t load_of_other_cta(const uint32_t* at) { return *at; }
 inline float2 load_of_other_cta(const float2* at) { return *at; }
 inline float4 load_of_other_cta(const float4* at) { return *at; }
 

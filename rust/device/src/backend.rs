@@ -8,7 +8,10 @@
 //! can do is asked for: [`Backend::sampler`], [`Backend::recorder`]. Nothing here names a backend that exists: weights, tensors
 //! and recorded steps are [`Any`] to everyone else.
 
-use std::{any::Any, sync::Arc};
+use std::{
+    any::Any,
+    sync::{Arc, Weak},
+};
 
 use crate::{
     AdapterRows, AttentionArgs, CacheEngine, DType, DeviceError, ExpertPhases, HostMemory, KvCacheSpec, KvDType, KvShape,
@@ -76,6 +79,11 @@ impl Linear {
     /// Which weight it is: of clones the same, and of no meaning once the last of them is gone.
     pub fn id(&self) -> usize {
         Arc::as_ptr(&self.weight).cast::<()>() as usize
+    }
+
+    /// Something that tells whether it is still there.
+    pub(crate) fn downgrade(&self) -> Weak<dyn Any + Send + Sync> {
+        Arc::downgrade(&self.weight)
     }
 
     /// What its backend made of it.
@@ -301,6 +309,8 @@ pub struct WorkspaceShape {
     pub gated: bool,
     /// Experts of a layer; 0 where there are none.
     pub num_experts: usize,
+    /// Experts that a token passes.
+    pub num_chosen_experts: usize,
     /// Whether attention is latent, absorbed into one key and value head.
     pub has_latent: bool,
     /// Columns of all projections of a recurrent layer; 0 where there are none.

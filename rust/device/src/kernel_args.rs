@@ -26,6 +26,7 @@ pub enum ActivationKind {
     GeluTanh = 1,
     Gelu = 2,
     QuickGelu = 3,
+    Clamped = 4,
 }
 
 /// Norm of q or k heads.
@@ -178,6 +179,7 @@ pub struct NormArgs {
 pub struct GatedActivationArgs {
     pub gate: DevicePtr,
     pub up: DevicePtr,
+    pub weights: DevicePtr,
     pub out: DevicePtr,
     pub num_rows: u32,
     pub cols: u32,
@@ -185,6 +187,8 @@ pub struct GatedActivationArgs {
     pub up_stride: u32,
     pub activation: u32,
     pub out_type: u32,
+    pub alpha: f32,
+    pub limit: f32,
 }
 
 /// `embed_*`: out[i] = table[token_ids[i]] * scale.
@@ -264,7 +268,7 @@ pub const MAX_TARGETS: usize = 3;
 pub struct GemvArgs {
     pub x: DevicePtr,
     pub targets: [GemvTarget; MAX_TARGETS],
-    pub row_bytes: u64,
+    pub w_stride: u64,
     pub num_rows: u32,
     pub in_features: u32,
     pub x_stride: u32,
@@ -305,6 +309,114 @@ pub struct GemmArgs {
     pub num_rows: u32,
     pub in_features: u32,
     pub x_stride: u32,
+    pub accumulate: u32,
+    pub scale: f32,
+    pub reserved: u32,
+}
+
+/// Rows of one group, which a CTA of `grouped_*` takes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupTile {
+    pub group: u32,
+    pub first_row: u32,
+    pub num_rows: u32,
+    pub reserved: u32,
+}
+
+/// Weights that `grouped_*` multiply by, one for each group, and where the products go.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedTarget {
+    pub w: DevicePtr,
+    pub bias: DevicePtr,
+    pub out: DevicePtr,
+    pub out_features: u32,
+    pub out_stride: u32,
+    pub first_cta: u32,
+    pub reserved: u32,
+}
+
+impl Default for GroupedTarget {
+    /// None.
+    fn default() -> Self {
+        Self { w: 0, bias: 0, out: 0, out_features: 0, out_stride: 0, first_cta: u32::MAX, reserved: 0 }
+    }
+}
+
+/// `grouped_gemv_*`, `grouped_gemm_*`: `out[out_rows[i]] = x[x_rows[i]] . w[group] + bias[group]` for the rows i of each tile.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GroupedArgs {
+    pub x: DevicePtr,
+    pub targets: [GroupedTarget; MAX_TARGETS],
+    pub tiles: DevicePtr,
+    pub x_rows: DevicePtr,
+    pub out_rows: DevicePtr,
+    pub w_stride: u64,
+    pub num_rows: u32,
+    pub num_groups: u32,
+    pub in_features: u32,
+    pub x_stride: u32,
+    pub x_group_stride: u32,
+    pub out_group_stride: u32,
+}
+
+/// Values of [`RouteArgs::score`].
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterScoreKind {
+    Softmax = 0,
+    SoftmaxOfChosen = 1,
+    Sigmoid = 2,
+    Sparsemixer = 3,
+}
+
+/// Experts of a layer at most.
+pub const MAX_EXPERTS: usize = 1024;
+/// Groups of experts at most.
+pub const MAX_EXPERT_GROUPS: usize = 32;
+
+/// `route`: the experts of each row with their weights, and the rows of each expert as tiles.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RouteArgs {
+    pub logits: DevicePtr,
+    pub correction: DevicePtr,
+    pub chosen: DevicePtr,
+    pub weights: DevicePtr,
+    pub tiles: DevicePtr,
+    pub rows: DevicePtr,
+    pub places: DevicePtr,
+    pub arrivals: DevicePtr,
+    pub num_rows: u32,
+    pub num_experts: u32,
+    pub num_chosen: u32,
+    pub num_tiles: u32,
+    pub tile_rows: u32,
+    pub score: u32,
+    pub jitter: f32,
+    pub num_groups: u32,
+    pub num_chosen_groups: u32,
+    pub by_two_best: u32,
+    pub normalizes: u32,
+    pub normalize_eps: f32,
+    pub scale: f32,
+    pub reserved: u32,
+}
+
+/// `add_experts`: out = sum of weights * experts + sigmoid(`shared_logits`) * shared, times scale, or that added to out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AddExpertsArgs {
+    pub experts: DevicePtr,
+    pub weights: DevicePtr,
+    pub shared: DevicePtr,
+    pub shared_logits: DevicePtr,
+    pub out: DevicePtr,
+    pub num_rows: u32,
+    pub cols: u32,
+    pub num_chosen: u32,
     pub accumulate: u32,
     pub scale: f32,
     pub reserved: u32,

@@ -42,6 +42,7 @@ pub use experts::{
     Expert, ExpertActivation, ExpertArgs, ExpertGroups, ExpertPhases, Experts, RouterScore, RoutingRule, SharedExpert,
 };
 pub use host::{HostMemory, host_memory, num_physical_cores};
+pub use kernel_args::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
 pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
 pub use latent::{LatentArgs, LatentAttention, LatentPhases, LatentQuery};
 pub use lora::{Adapter, AdapterRows, EmbeddingDelta, LinearDelta, LowRank, Magnitude};

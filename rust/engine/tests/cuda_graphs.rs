@@ -45,8 +45,12 @@ fn logits(source: &ModelSource, options: CudaOptions, precision: Precision, prom
 
 #[test]
 fn replayed_steps_have_the_bits_of_steps_that_run_as_they_are() {
-    let models =
-        [(hugging_face("llama"), Precision::Exact), (gguf("llama"), Precision::Fast), (hugging_face("gemma3"), Precision::Fast)];
+    let models = [
+        (hugging_face("llama"), Precision::Exact),
+        (gguf("llama"), Precision::Fast),
+        (hugging_face("gemma3"), Precision::Fast),
+        (hugging_face("qwen3-moe"), Precision::Fast),
+    ];
     for (source, precision) in &models {
         let (precision, prompts) = (*precision, [3, 12, 1]);
         let (expected, none) = logits(source, CudaOptions { graphs: false, ..CudaOptions::default() }, precision, &prompts);

@@ -351,16 +351,14 @@ fn exact_logits_of_more_families_are_the_same_bits_in_every_chunking() {
     }
 }
 
-/// As below, the shortest prompt of each.
-#[test]
-#[ignore = "half a minute; make test-long"]
-fn cuda_backend_agrees_with_goldens_of_more_families() {
+/// The shortest prompt of each, in the emulation: names in two threads.
+fn check_on_cuda(names: &[&str]) {
     let check = |name: &str| {
         let backend = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
         let mut runner = load(&hugging_face(name), Arc::new(backend), Precision::Exact, KvDType::F32);
         check_cases(&mut runner, name, [cases(name).swap_remove(0)], 7, EXACT);
     };
-    let (even, odd): (Vec<_>, Vec<_>) = MORE_HF.iter().chain(&RECURRENT).enumerate().partition(|(i, _)| i % 2 == 0);
+    let (even, odd): (Vec<_>, Vec<_>) = names.iter().enumerate().partition(|(i, _)| i % 2 == 0);
     thread::scope(|scope| {
         for half in [even, odd] {
             scope.spawn(move || {
@@ -370,6 +368,25 @@ fn cuda_backend_agrees_with_goldens_of_more_families() {
             });
         }
     });
+}
+
+/// As below.
+#[test]
+#[ignore = "half a minute; make test-long"]
+fn cuda_backend_agrees_with_goldens_of_more_families() {
+    check_on_cuda(&MORE_HF);
+}
+
+/// Clamped activations and biases in MXFP4; a shared expert with a weight.
+#[test]
+fn cuda_backend_agrees_with_goldens_of_mixtures_of_experts() {
+    check_on_cuda(&["gpt-oss-mxfp4", "qwen2-moe"]);
+}
+
+#[test]
+#[ignore = "a minute; make test-long"]
+fn cuda_backend_agrees_with_goldens_of_all_mixtures_of_experts() {
+    check_on_cuda(&MIXTURES_HF[..11]);
 }
 
 /// Weights that are packed for tensor cores, beside others, in products of one row and of a whole prompt's, up to 32 at once.
@@ -452,6 +469,12 @@ fn cuda_backend_agrees_with_goldens_of_recurrent_layers() {
             });
         }
     });
+}
+
+#[test]
+#[ignore = "half a minute; make test-long"]
+fn cuda_backend_agrees_with_goldens_of_recurrent_layers_beside_mixtures_of_experts() {
+    check_on_cuda(&["lfm2-moe", "granitemoehybrid", "granitemoehybrid-attn", "qwen3-next", "qwen3_5-moe"]);
 }
 
 /// Requests in step, token by token, so that every step is a CUDA graph: of more rows than kernels of our own take, whose

@@ -8,6 +8,8 @@ mod backend;
 mod cache;
 #[path = "dense.rs"]
 mod dense;
+#[path = "experts.rs"]
+mod experts;
 #[path = "gemm_floats.rs"]
 mod gemm_floats;
 #[path = "packed.rs"]

@@ -152,7 +152,7 @@ impl Product {
         let args = GemvArgs {
             x: x.ptr(),
             targets,
-            row_bytes: weight.row_bytes(),
+            w_stride: weight.row_bytes(),
             num_rows: rows as u32,
             in_features: weight.cols as u32,
             x_stride: self.x_stride as u32,

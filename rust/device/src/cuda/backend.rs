@@ -6,10 +6,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, Device, DeviceError, DeviceSampler,
-    EmbedArgs, EmbeddingTable, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, Linear, LinearOptions, Norm, NormKind,
-    NormSpan, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs, RowSampling, SampledRow, StateCache,
-    StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
+    Activation, AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, Device, DeviceError,
+    DeviceSampler, EmbedArgs, EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, Linear,
+    LinearOptions, Norm, NormKind, NormSpan, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs, RowSampling,
+    SampledRow, StateCache, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
 };
@@ -19,6 +19,7 @@ use super::{
     attention::{self, StepLists},
     dense::{Dense, Product},
     driver::{DeviceMemory, Driver},
+    experts::{self, ExpertsState},
     graph,
     kernels::{HEAD_DIMS, Kernel, kv_suffix, launch},
     linear::{CudaLinear, Rows},
@@ -72,26 +73,43 @@ pub(super) struct State {
     pub(super) lists: StepLists,
     pub(super) constants: Constants,
     pub(super) dense: Dense,
+    pub(super) experts: ExpertsState,
     sampling: Sampling,
     row_numbers: RowNumbers,
     pub(super) recurrence: Recurrence,
     /// Normed rows, `[num_tokens, in_features]`.
-    normed: Scratch,
+    pub(super) normed: Scratch,
     /// A projection before it is added or gated, `[num_tokens, out_features]`.
-    projected: Scratch,
+    pub(super) projected: Scratch,
     /// The other half of a gated projection.
     up: Scratch,
 }
 
 /// What `rms_norm` or `layer_norm` is to do; see `NormArgs`.
 #[derive(Default)]
-struct NormPass<'a> {
-    add: Option<DevicePtr>,
-    post_norm: Option<&'a Norm>,
-    scale: f32,
-    norm: Option<&'a Norm>,
-    out: DevicePtr,
-    element: ElementType,
+pub(super) struct NormPass<'a> {
+    pub add: Option<DevicePtr>,
+    pub post_norm: Option<&'a Norm>,
+    pub scale: f32,
+    pub norm: Option<&'a Norm>,
+    pub out: DevicePtr,
+    pub element: ElementType,
+}
+
+/// How a gate is applied; see `GatedActivationArgs`.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Gating {
+    pub activation: u32,
+    /// 0: rows have no weights.
+    pub weights: DevicePtr,
+    pub alpha: f32,
+    pub limit: f32,
+}
+
+impl Gating {
+    pub fn of(activation: Activation) -> Self {
+        Self { activation: attention::activation_kind(activation), ..Self::default() }
+    }
 }
 
 impl CudaBackend {
@@ -115,6 +133,7 @@ impl CudaBackend {
             lists: StepLists::new(&driver, options.splits_keys)?,
             constants: Constants::default(),
             dense: Dense::new(&driver)?,
+            experts: ExpertsState::new()?,
             sampling: Sampling::new()?,
             row_numbers: RowNumbers::default(),
             recurrence: Recurrence::new()?,
@@ -135,7 +154,7 @@ impl CudaBackend {
         let mut state = self.state();
         let lost = state.constants.clear_lost() + 1;
         let own = [state.normed.at(), state.projected.at(), state.up.at(), state.recurrence.buffer(), lost];
-        [&own[..], &state.dense.buffers(), &state.lists.buffers()].concat()
+        [&own[..], &state.dense.buffers(), &state.lists.buffers(), &state.experts.buffers()].concat()
     }
 
     /// With so many threads for what is left to the host: sampling.
@@ -154,7 +173,7 @@ impl CudaBackend {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn norm_pass(&self, constants: &mut Constants, x: Rows, pass: &NormPass<'_>) -> Result<(), CudaError> {
+    pub(super) fn norm_pass(&self, constants: &mut Constants, x: Rows, pass: &NormPass<'_>) -> Result<(), CudaError> {
         let mut constant = |values: Option<&Constant>| values.map_or(Ok(0), |values| constants.of(&self.driver, values));
         let mut affine = |norm: Option<&Norm>| -> Result<_, CudaError> {
             Ok((constant(norm.map(|norm| &norm.weight))?, constant(norm.and_then(|norm| norm.bias.as_ref()))?))
@@ -205,14 +224,16 @@ impl CudaBackend {
     }
 
     /// `out = activation(gate) * up`, or `activation(gate)` where `up` is 0.
-    fn activate(&self, gate: Rows, up: DevicePtr, out: DevicePtr, activation: u32) -> Result<(), CudaError> {
+    pub(super) fn activate(&self, gate: Rows, up: DevicePtr, out: DevicePtr, gating: Gating) -> Result<(), CudaError> {
         let row_bytes = (gate.cols * size_of::<f32>()) as u64;
+        let Gating { activation, weights, alpha, limit } = gating;
         for first in (0..gate.count).step_by(MAX_GRID_Y) {
             let num_rows = MAX_GRID_Y.min(gate.count - first);
             let offset = first as u64 * row_bytes;
             let args = GatedActivationArgs {
                 gate: gate.at + offset,
                 up: if up == 0 { 0 } else { up + offset },
+                weights: if weights == 0 { 0 } else { weights + (first * size_of::<f32>()) as u64 },
                 out: out + offset,
                 num_rows: num_rows as u32,
                 cols: gate.cols as u32,
@@ -220,6 +241,8 @@ impl CudaBackend {
                 up_stride: gate.cols as u32,
                 activation,
                 out_type: ElementType::F32 as u32,
+                alpha,
+                limit,
             };
             let grid = [gate.cols.div_ceil(ACTIVATION_COLS), num_rows, 1];
             // SAFETY: each is a buffer of `gate.count` rows of this width, or no buffer.
@@ -287,7 +310,7 @@ impl CudaBackend {
         args.out.set_rows(input.count);
         let cols = args.out.cols();
         assert_eq!(args.up.out_features, cols, "columns of the output");
-        let (out, activation) = (device(args.out).at(), attention::activation_kind(args.activation));
+        let (out, activation) = (device(args.out).at(), Gating::of(args.activation));
         let Some(gate) = args.gate else {
             // SAFETY: the output has the rows of the input and the checked width.
             unsafe { state.dense.multiply(input, &[plain(args.up, out)])? };
@@ -358,7 +381,7 @@ pub(super) fn rows(tensor: &Tensor) -> Rows {
     Rows { at: device(tensor).at(), count: tensor.rows(), cols: tensor.cols(), element: ElementType::F32 }
 }
 
-fn cuda(linear: &Linear) -> &CudaLinear {
+pub(super) fn cuda(linear: &Linear) -> &CudaLinear {
     linear.weight()
 }
 
@@ -374,6 +397,10 @@ pub(super) fn done(result: Result<(), CudaError>) {
 
 impl Backend for CudaBackend {
     fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
+        Some(self)
+    }
+
+    fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
         Some(self)
     }
 
@@ -462,19 +489,20 @@ impl Device for CudaBackend {
 
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
         let floats: usize = planned_floats(shape).iter().sum();
-        let between = recurrent::workspace_bytes(shape);
-        (floats * size_of::<f32>() + between) as u64
+        (floats * size_of::<f32>() + recurrent::workspace_bytes(shape)) as u64
             + attention::workspace_bytes(shape)
+            + experts::workspace_bytes(shape)
             + self.state().dense.workspace_bytes(shape)
     }
 
     fn plan_workspaces(&self, shape: &WorkspaceShape) {
-        let State { lists, dense, normed, projected, up, recurrence, .. } = &mut *self.state();
+        let State { lists, dense, experts, recurrence, normed, projected, up, .. } = &mut *self.state();
         for (scratch, floats) in [normed, projected, up].into_iter().zip(planned_floats(shape)) {
             scratch.plan(floats * size_of::<f32>());
         }
         lists.plan_parts(shape);
         dense.plan(shape);
+        experts.plan(shape);
         recurrence.plan(shape);
     }
 

@@ -158,6 +158,11 @@ impl Dense {
         is_exact || is_few(linear.dtype(), rows, linear.in_features())
     }
 
+    /// The rows as products of a weight read them that do not read f32.
+    pub fn rounded_for(&mut self, x: Rows, linear: &CudaLinear) -> Result<DevicePtr, CudaError> {
+        self.rounded(x, operand(linear.dtype()))
+    }
+
     /// The rows as products read them that read `element`; `rounded`: those that were last rounded.
     fn input(
         &mut self,

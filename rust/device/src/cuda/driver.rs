@@ -6,10 +6,10 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::kernel_args::{
-    AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType, EmbedArgs,
-    FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, Mamba2Args, NormArgs,
-    PackedDequantizeArgs, PackedEmbedArgs, RecurrentRequest, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, SampleRow,
-    SigmoidGateArgs, TopLogprobsArgs,
+    AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType,
+    EmbedArgs, FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupTile,
+    GroupedArgs, Mamba2Args, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RecurrentRequest, RopeAndCacheArgs,
+    RoundValuesArgs, RouteArgs, SampleArgs, SampleRow, SigmoidGateArgs, TopLogprobsArgs,
 };
 
 use super::{CudaError, Gpu, GpuMemory, kernels::Kernel};
@@ -252,6 +252,7 @@ plain!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActiva
 plain!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 plain!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs);
 plain!(SampleArgs, SampleRow, TopLogprobsArgs);
+plain!(AddExpertsArgs, GroupTile, GroupedArgs, RouteArgs);
 plain!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, RecurrentRequest, SigmoidGateArgs);
 
 /// The values as they lie in memory.

@@ -251,6 +251,7 @@ fn recordings_outlive_larger_steps_that_were_planned_for() {
         post_norms: false,
         gated: false,
         num_experts: 0,
+        num_chosen_experts: 0,
         has_latent: false,
         recurrent_width: 0,
     };

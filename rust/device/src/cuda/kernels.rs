@@ -8,9 +8,10 @@ use std::{
 use crate::{
     DType, KvDType,
     kernel_args::{
-        AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs, FillBiasArgs,
-        GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, Mamba2Args, NormArgs,
-        PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, SigmoidGateArgs, TopLogprobsArgs,
+        AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs,
+        FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupedArgs,
+        Mamba2Args, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs,
+        SigmoidGateArgs, TopLogprobsArgs,
     },
 };
 
@@ -36,6 +37,8 @@ pub struct Kernel {
 pub const GEMV_ROWS: [usize; 4] = [1, 2, 4, 8];
 /// The same of `gemm_*`.
 pub const GEMM_ROWS: [usize; 3] = [8, 16, 32];
+/// The same of `grouped_gemm_*`; `grouped_gemv_*` take the fewer ones.
+pub const GROUPED_ROWS: [usize; 2] = [8, 32];
 /// Head sizes that the attention kernels for caches of 16 bits and less are made for.
 pub const HEAD_DIMS: [usize; 7] = [64, 80, 96, 112, 128, 192, 256];
 
@@ -93,6 +96,7 @@ macro_rules! args {
 }
 args!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
 args!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
+args!(AddExpertsArgs, GroupedArgs, RouteArgs);
 args!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, TopLogprobsArgs);
 args!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, SigmoidGateArgs);
 

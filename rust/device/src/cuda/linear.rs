@@ -19,7 +19,7 @@ use super::{
 };
 
 /// Output features that a CTA of `gemv_*` computes.
-const FEATURES_PER_CTA: usize = 4;
+pub const FEATURES_PER_CTA: usize = 4;
 
 /// Columns that `gemv_*` takes at once.
 const COLUMNS: usize = 8;
@@ -109,7 +109,7 @@ pub unsafe fn multiply_stored(driver: &Arc<dyn Driver>, x: Rows, products: &[Pro
         let args = GemvArgs {
             x: x.at + (first * x.cols * size_of::<f32>()) as u64,
             targets,
-            row_bytes: stored.row_bytes as u64,
+            w_stride: stored.row_bytes as u64,
             num_rows: rows as u32,
             in_features: x.cols as u32,
             x_stride: x.cols as u32,

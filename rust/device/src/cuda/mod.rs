@@ -11,6 +11,7 @@ mod dense;
 pub mod driver;
 pub mod embedded;
 pub mod error;
+mod experts;
 mod gemm;
 mod gemm_floats;
 mod graph;
@@ -18,6 +19,7 @@ mod graph_lists;
 mod graph_plan;
 #[cfg(test)]
 mod graph_tests;
+mod grouped;
 pub mod kernels;
 #[cfg(test)]
 mod launchers;

@@ -503,6 +503,7 @@ fn workspace_shape(
         post_norms: model.layers.iter().any(|layer| layer.norms != Norms::Before),
         gated: model.layers.iter().any(|layer| layer.ffn.is_gated()),
         num_experts: model.largest(|layer| layer.ffn.num_experts()),
+        num_chosen_experts: model.largest(|layer| layer.ffn.num_chosen_experts()),
         recurrent_width: model.largest(|layer| layer.recurrent.map_or(0, |it| it.projected_width(model.hidden_size))),
         has_latent: model.layers.iter().any(|layer| layer.attention.latent.is_some()),
     };

@@ -4,7 +4,8 @@ mod latent;
 mod recurrent;
 
 use device::{
-    Activation, ExpertActivation, KvCacheSpec, KvDType, KvShape, KvSource, Mask, NormKind, QueryScale, RouterScore, RoutingRule,
+    Activation, ExpertActivation, KvCacheSpec, KvDType, KvShape, KvSource, MAX_EXPERT_GROUPS, MAX_EXPERTS, Mask, NormKind,
+    QueryScale, RouterScore, RoutingRule,
 };
 use paged::{KvGroups, ModelConfigLike, Retention};
 
@@ -19,7 +20,6 @@ pub const MAX_SIZE: usize = 1 << 27;
 /// Most layers that are believed.
 pub const MAX_LAYERS: usize = 4096;
 const MAX_HEADS: usize = 4096;
-const MAX_EXPERTS: usize = 4096;
 const MAX_HEAD_DIM: usize = 1024;
 
 /// Hyperparameters of a decoder. Widths are in elements.
@@ -341,6 +341,14 @@ impl FfnConfig {
         }
     }
 
+    /// Those that a token passes.
+    pub(crate) fn num_chosen_experts(&self) -> usize {
+        match self {
+            Self::Dense(_) => 0,
+            Self::Experts(experts) => experts.rule.num_chosen,
+        }
+    }
+
     fn check(&self) -> Result<(), String> {
         in_range("feed-forward size", self.intermediate_size(), MAX_SIZE)?;
         let Self::Experts(experts) = self else { return Ok(()) };
@@ -351,7 +359,7 @@ impl FfnConfig {
         shared.map_or(Ok(()), |shared| in_range("size of the shared expert", shared.intermediate_size, MAX_SIZE))?;
         positive("scale of the experts' weights", rule.scale)?;
         let Some(groups) = rule.groups else { return Ok(()) };
-        in_range("number of groups of experts", groups.num_groups, num_experts)?;
+        in_range("number of groups of experts", groups.num_groups, num_experts.min(MAX_EXPERT_GROUPS))?;
         in_range("number of groups a token", groups.num_chosen, groups.num_groups)?;
         if !num_experts.is_multiple_of(groups.num_groups) {
             return Err(format!("{num_experts} experts are not a multiple of {} groups", groups.num_groups));
