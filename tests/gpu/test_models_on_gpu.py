@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import AUTO, FAMILIES, begun_together, cases, generate, gguf_model, score, text_model, wait_until_idle
 from test_exactness import NEW, prompts
-from test_golden import LOGPROB, MARGIN, MODELS, check_teacher_forced, models
+from test_golden import LOGPROB, MARGIN, check_teacher_forced, models
 from test_real_models import check_perplexity
 
 from mistral_paged import ModelDType, PagedCacheType, Runner, Which, _core
@@ -64,7 +64,7 @@ def alone(name: str, device: str) -> list[list[tuple[int, float]]]:
     return _alone[name]
 
 
-@models(MODELS + [("text", name) for name in RECURRENT])
+@models()
 def test_goldens(folder: str, name: str, device: str) -> None:
     which = text_model(name) if folder == "text" else gguf_model(name)
     golden_runner = Runner(which=which, device=device, pa_ctxt_len=16384)
