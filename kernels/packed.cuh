@@ -10,6 +10,8 @@
 // Fragments hold whole numbers, which bf16 has exactly: OFFSET + the code's distance from the lowest one. Scales are multiplied
 // into sums, in f32, so a weight is what its file says.
 #pragma once
+#include <type_traits>
+
 #include "weights.cuh"
 
 namespace packed {
@@ -25,10 +27,13 @@ enum class Scaling {
     SUPER_SCALE_OF_16,   // 8 bits with a sign for 16 columns, f16 for 256
 };
 
-// Codes of BITS bits; of formats without a min, code `1 << BITS - 1` stands for 0.
-template <int BITS_, Scaling SCALING_>
+// Codes of BITS bits; of formats without a min, code `1 << BITS - 1` stands for 0. Those of e2m1 are twice the number that they
+// stand for, and their scales are powers of two, in bf16.
+template <int BITS_, Scaling SCALING_, bool IS_E2M1_ = false>
 struct Format {
     static constexpr int BITS = BITS_;
+    static constexpr bool IS_E2M1 = IS_E2M1_;
+    using Scale = std::conditional_t<IS_E2M1, bf16, f16>;
     static constexpr Scaling SCALING = SCALING_;
     static constexpr bool HAS_MIN = SCALING == Scaling::SCALE_AND_MIN || SCALING == Scaling::SUPER_SCALE_AND_MIN;
     static constexpr bool HAS_SUPER_BLOCKS = SCALING == Scaling::SUPER_SCALE_AND_MIN || SCALING == Scaling::SUPER_SCALE_OF_16;
@@ -42,8 +47,9 @@ struct Format {
     static constexpr unsigned STAGE_BLOCKS = BITS == 8 ? 4 : 8;
     static constexpr unsigned STAGE_BYTES = STAGE_BLOCKS * BLOCK_BYTES + SUPER_BYTES;
     // What a fragment's numbers are more than the codes that scales are multiplied with.
-    static constexpr uint32_t ZERO = HAS_MIN || BITS == 8 ? 0 : 1 << (BITS - 1);
-    static constexpr float OFFSET = BITS == 8 ? 0.0f : 128.0f + ZERO;
+    static constexpr bool IS_SIGNED = BITS == 8 || IS_E2M1;
+    static constexpr uint32_t ZERO = HAS_MIN || IS_SIGNED ? 0 : 1 << (BITS - 1);
+    static constexpr float OFFSET = IS_SIGNED ? 0.0f : 128.0f + ZERO;
     // -OFFSET as bf16, in both halves.
     static constexpr uint32_t MINUS_OFFSETS = (0xc300u + ZERO) * 0x10001u;
 };
@@ -53,6 +59,7 @@ using Q8_0 = Format<8, Scaling::SCALE>;
 using Q4_K = Format<4, Scaling::SUPER_SCALE_AND_MIN>;
 using Q5_K = Format<5, Scaling::SUPER_SCALE_AND_MIN>;
 using Q6_K = Format<6, Scaling::SUPER_SCALE_OF_16>;
+using MXFP4 = Format<4, Scaling::SCALE, true>;
 
 __device__ __forceinline__ uint4 load16(const unsigned char* at) { return *reinterpret_cast<const uint4*>(at); }
 
@@ -88,6 +95,10 @@ struct LaneCodes {
             // 128 + 7 bits, less 128 or, of negative codes, 256.
             const uint32_t x = low[tile * 4 + step * 2 + place / 2] >> place % 2 * 8;
             return subtract_bf16x2(and_or(x, 0x007f007fu, 0x43004300u), and_or(x, 0x00800080u, 0x43004300u));
+        } else if constexpr (Format::IS_E2M1) {
+            // Exponent and mantissa to where those of bf16 end: the number times 2^-126, which is subnormal up to 1.
+            const uint32_t x = low[tile * 2 + step] >> 4 * place;
+            return multiply_bf16x2(and_or(x << 12, 0x80008000u, x << 6 & 0x01c001c0u), 0x7f007f00u);
         } else {
             const uint32_t numbers = and_or(low[tile * 2 + step] >> 4 * place, 0x000f000fu, 0x43004300u);
             if constexpr (Format::BITS == 5) {
@@ -129,7 +140,7 @@ struct LaneScales {
     static __device__ __forceinline__ uint32_t word(const uint4& of, int i) {
         return i == 0 ? of.x : i == 1 ? of.y : i == 2 ? of.z : of.w;
     }
-    static __device__ __forceinline__ float2 halves(const uint4& of, int tile) { return unpack<f16>(word(of, tile)); }
+    static __device__ __forceinline__ float2 halves(const uint4& of, int tile) { return unpack<typename Format::Scale>(word(of, tile)); }
 
     // Of features g and g + 8 of a tile; `group` of the columns that have scales of their own.
     __device__ __forceinline__ float2 scales(int tile, int group) const {
@@ -233,4 +244,5 @@ struct BlockPlace {
     WHAT(q8_0, packed::Q8_0)     \
     WHAT(q4_k, packed::Q4_K)     \
     WHAT(q5_k, packed::Q5_K)     \
-    WHAT(q6_k, packed::Q6_K)
+    WHAT(q6_k, packed::Q6_K)     \
+    WHAT(mxfp4, packed::MXFP4)

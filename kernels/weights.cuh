@@ -473,7 +473,6 @@ __device__ __forceinline__ void run_of_row(const uint8_t* row, unsigned index, f
     WHAT(iq1_m, weights::Iq1M)     \
     WHAT(tq1_0, weights::Tq1_0)    \
     WHAT(tq2_0, weights::Tq2_0)    \
-    WHAT(mxfp4, weights::Mxfp4)    \
     WHAT(nvfp4, weights::Nvfp4)    \
     WHAT(q1_0, weights::Q1_0)
 
@@ -485,4 +484,5 @@ __device__ __forceinline__ void run_of_row(const uint8_t* row, unsigned index, f
     WHAT(q8_0, weights::Q8_0)    \
     WHAT(q4_k, weights::Q4_K)    \
     WHAT(q5_k, weights::Q5_K)    \
-    WHAT(q6_k, weights::Q6_K)
+    WHAT(q6_k, weights::Q6_K)    \
+    WHAT(mxfp4, weights::Mxfp4)

@@ -413,7 +413,7 @@ const RULES: [RoutingRule; 4] = [
 
 #[test]
 fn experts_agree_with_the_plain_backend_and_a_row_has_the_bits_that_it_has_alone() {
-    use GgmlType::{Mxfp4, Q4K, Q6K};
+    use GgmlType::{Q3K, Q4K, Q6K};
     let mut rng = Rng::new(5);
     let mut norm = || Norm {
         kind: NormKind::Rms,
@@ -429,7 +429,7 @@ fn experts_agree_with_the_plain_backend_and_a_row_has_the_bits_that_it_has_alone
         ([DType::BF16; 3], Precision::Fast, 0.03),
         ([ggml(Q4K), ggml(Q4K), ggml(Q6K)], Precision::Fast, 0.03),
         // Formats without kernels for many rows, and such that differ.
-        ([ggml(Q4K), ggml(Mxfp4), ggml(Mxfp4)], Precision::Fast, 0.03),
+        ([ggml(Q4K), ggml(Q3K), ggml(Q3K)], Precision::Fast, 0.03),
     ];
     for (i, (formats, precision, close)) in formats.into_iter().enumerate() {
         let layer = Layer::random(formats, &mut rng);

@@ -49,7 +49,7 @@ fn formats() -> impl Iterator<Item = DType> {
 
 #[test]
 fn exact_weights_and_floats_are_not_packed() {
-    assert_eq!(formats().count(), 6);
+    assert_eq!(formats().count(), 7);
     for format in DType::all() {
         assert!(PackedFormat::of(format, Precision::Exact).is_none(), "{format}");
         let is_packed = |precision| PackedFormat::of(format, precision).is_some();

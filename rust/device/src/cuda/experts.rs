@@ -168,15 +168,12 @@ impl CudaBackend {
         let state = &mut *self.state();
         let hidden = rows(hidden);
         assert_eq!(experts.router.in_features, hidden.cols, "columns of the hidden state");
-        let input = match norm {
-            None => hidden,
-            Some(_) => {
-                let out = state.normed.floats(self.driver(), hidden.count * hidden.cols)?;
-                let pass = NormPass { norm, out, ..NormPass::default() };
-                self.norm_pass(&mut state.constants, hidden, &pass)?;
-                Rows { at: out, ..hidden }
-            }
-        };
+        let mut input = hidden;
+        if norm.is_some() {
+            input.at = state.normed.floats(self.driver(), hidden.count * hidden.cols)?;
+            let pass = NormPass { norm, out: input.at, ..NormPass::default() };
+            self.norm_pass(&mut state.constants, hidden, &pass)?;
+        }
         for first in (0..hidden.count).step_by(MAX_ROWS) {
             let count = MAX_ROWS.min(hidden.count - first);
             let offset = (first * hidden.cols * size_of::<f32>()) as u64;

@@ -36,6 +36,7 @@ mod recurrent;
 pub mod report;
 mod ring;
 mod sample;
+mod slabs;
 mod swap;
 #[cfg(test)]
 mod tests;

@@ -21,6 +21,7 @@ use super::{
     driver::{Driver, HostPtr, Launch, Matmul},
     kernels::Kernel,
     ring::{CopyStream, UploadRing},
+    slabs::{Given, MAX_PIECE, SLAB_BYTES, Slabs},
 };
 
 /// Dynamic shared memory beyond this is asked for by an attribute of the function.
@@ -125,6 +126,7 @@ pub struct NvidiaDriver {
     upload_marks: [sys::CUevent; UploadRing::SEGMENTS],
     downloads: Mutex<Option<HostPtr>>,
     recorded: Mutex<Recorded>,
+    slabs: Mutex<Slabs>,
     /// Of copies beside the steps.
     copies: sys::CUstream,
     /// What is done of the steps, and of the copies, when one is to wait for the other.
@@ -187,6 +189,7 @@ impl NvidiaDriver {
                 upload_marks,
                 downloads: Mutex::default(),
                 recorded: Mutex::default(),
+                slabs: Mutex::default(),
                 copies: stream()?,
                 steps_done: event()?,
                 copies_done: event()?,
@@ -265,6 +268,21 @@ impl NvidiaDriver {
     }
 }
 
+impl NvidiaDriver {
+    fn slabs(&self) -> MutexGuard<'_, Slabs> {
+        self.slabs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// So many bytes; `None`: there are not as many.
+    fn allocated(&self, bytes: usize) -> Result<Option<DevicePtr>, CudaError> {
+        // SAFETY: malloc_sync has no preconditions in a current context.
+        self.settle("allocating memory", || match unsafe { result::malloc_sync(bytes) } {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
+            other => other.map(Some),
+        })
+    }
+}
+
 impl Driver for NvidiaDriver {
     fn gpu(&self) -> &Gpu {
         &self.gpu
@@ -276,19 +294,30 @@ impl Driver for NvidiaDriver {
     }
 
     fn allocate(&self, bytes: usize) -> Result<DevicePtr, CudaError> {
-        // SAFETY: malloc_sync has no preconditions in a current context.
-        let allocated = self.settle("allocating memory", || match unsafe { result::malloc_sync(bytes) } {
-            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
-            other => other.map(Some),
-        })?;
+        if bytes <= MAX_PIECE {
+            let mut slabs = self.slabs();
+            if let Some(at) = slabs.take(bytes) {
+                return Ok(at);
+            }
+            if let Some(slab) = self.allocated(SLAB_BYTES)? {
+                slabs.add(slab);
+                return Ok(slabs.take(bytes).expect("room in a new slab"));
+            }
+        }
         let free_bytes = || self.memory().map_or(0, |memory| memory.free_bytes);
+        let allocated = self.allocated(bytes)?;
         allocated.ok_or_else(|| CudaError::OutOfMemory { needed_bytes: bytes as u64, free_bytes: free_bytes() })
     }
 
     fn free(&self, at: DevicePtr) {
+        let at = match self.slabs().give(at) {
+            Given::Kept => return,
+            Given::Slab(slab) => slab,
+            Given::Stranger => at,
+        };
         // What a lost device refuses is gone with it.
         let _ = self.finish_steps("freeing memory").and_then(|()| self.finish_copies());
-        // SAFETY: `at` came from `allocate`, and what was asked for before is done.
+        // SAFETY: it came from `allocated`, and what was asked for before is done.
         let _ = self.settle("freeing memory", || unsafe { result::free_sync(at) });
     }
 

@@ -5,7 +5,7 @@
 
 use std::thread;
 
-use half::f16;
+use half::{bf16, f16};
 
 use crate::{
     DType, GgmlType, Precision, WeightView,
@@ -29,9 +29,9 @@ impl PackedFormat {
     /// How the backend packs a weight of that type; `None`: it lies as in its file, as all do that are loaded for
     /// [`Precision::Exact`].
     pub fn of(dtype: DType, precision: Precision) -> Option<Self> {
-        use GgmlType::{Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
+        use GgmlType::{Mxfp4, Q4_0, Q4_1, Q4K, Q5K, Q6K, Q8_0};
         match dtype {
-            DType::Ggml(format @ (Q4_0 | Q4_1 | Q8_0 | Q4K | Q5K | Q6K)) if precision != Precision::Exact => {
+            DType::Ggml(format @ (Q4_0 | Q4_1 | Q8_0 | Q4K | Q5K | Q6K | Mxfp4)) if precision != Precision::Exact => {
                 Some(Self { format: format.format() })
             }
             _ => None,
@@ -134,7 +134,10 @@ impl PackedFormat {
                 or(tile * 512 + lane * 16 + step * 8 + register / 2 * 4, register % 2 * 8 + upper, code as u8);
                 continue;
             }
-            let code = (i16::from(code) + zero) as u8;
+            let code = match self.format.table {
+                None => (i16::from(code) + zero) as u8,
+                Some(table) => table.codes.iter().position(|value| *value == code).expect("a code of the table") as u8,
+            };
             or(tile / 2 * 512 + lane * 16 + tile % 2 * 8 + step * 4, register * 4 + upper, code & 15);
             match bits {
                 5 => or(1024 + lane * 8 + tile / 2 * 4, tile % 2 * 8 + step * 4 + register + upper, code >> 4),
@@ -148,6 +151,12 @@ impl PackedFormat {
     fn put_scales(self, block: &BlockCodes, j: usize, place: RowPlace, scales: &mut [u8]) {
         let Format { has_min, has_super_blocks, sub_block_len, .. } = *self.format;
         if !has_super_blocks {
+            if self.format.table.is_some() {
+                // A power of two.
+                let at = place.of_f16();
+                scales[at..at + 2].copy_from_slice(&bf16::from_f32(block.scales[j]).to_le_bytes());
+                return;
+            }
             put_f16(scales, place.of_f16(), block.scales[j]);
             if has_min {
                 put_f16(scales, SCALE_LINE + place.of_f16(), block.mins[j]);
