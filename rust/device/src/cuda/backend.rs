@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::{
     Activation, AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, Device, DeviceError,
     DeviceSampler, EmbedArgs, EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, LatentPhases,
-    Linear, LinearOptions, Norm, NormKind, NormSpan, Phases, Precision, Projection, ResidualArgs, RopeArgs, RowSampling,
-    SampledRow, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
+    Linear, LinearOptions, Norm, NormKind, NormSpan, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs,
+    RowSampling, SampledRow, StateCache, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
 };
@@ -28,6 +28,7 @@ use super::{
     packed::PackedFormat,
     pieces::RowNorm,
     planes::PlaneBlocks,
+    recurrent::{self, Recurrence},
     sample::Sampling,
 };
 
@@ -78,6 +79,7 @@ pub(super) struct State {
     pub(super) latent: LatentScratch,
     sampling: Sampling,
     row_numbers: RowNumbers,
+    pub(super) recurrence: Recurrence,
     /// Normed rows, `[num_tokens, in_features]`.
     pub(super) normed: Scratch,
     /// A projection before it is added or gated, `[num_tokens, out_features]`.
@@ -138,6 +140,7 @@ impl CudaBackend {
             latent: LatentScratch::default(),
             sampling: Sampling::new()?,
             row_numbers: RowNumbers::default(),
+            recurrence: Recurrence::new()?,
             normed: Scratch::default(),
             projected: Scratch::default(),
             up: Scratch::default(),
@@ -153,8 +156,10 @@ impl CudaBackend {
     /// Addresses that graphs know, 0 of what is not there yet, and a number that is not 0 and changes with those of constants.
     pub(super) fn buffers(&self) -> Vec<DevicePtr> {
         let mut state = self.state();
-        let own = [state.normed.at(), state.projected.at(), state.up.at(), state.constants.clear_lost() + 1];
-        [&own[..], &state.dense.buffers(), &state.lists.buffers(), &state.experts.buffers(), &state.latent.buffers()].concat()
+        let lost = state.constants.clear_lost() + 1;
+        let own = [state.normed.at(), state.projected.at(), state.up.at(), state.recurrence.buffer(), lost];
+        let State { dense, lists, experts, latent, .. } = &mut *state;
+        [&own[..], &dense.buffers(), &lists.buffers(), &experts.buffers(), &latent.buffers()].concat()
     }
 
     /// With so many threads for what is left to the host: sampling.
@@ -425,6 +430,10 @@ pub(super) fn done(result: Result<(), CudaError>) {
 }
 
 impl Backend for CudaBackend {
+    fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
+        Some(self)
+    }
+
     fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
         Some(self)
     }
@@ -494,6 +503,10 @@ impl Device for CudaBackend {
         CacheEngine::on_device(spec, |block_bytes| Ok(PlaneBlocks::new(&self.driver, spec, block_bytes)?))
     }
 
+    fn alloc_states(&self, num_slots: usize, lens: &[usize]) -> Result<StateCache, DeviceError> {
+        self.new_states(num_slots, lens)
+    }
+
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
         let num_threads = self.host.as_ref().map_or(1, ThreadPool::num_threads);
         let linear = CudaLinear::new(&self.driver, weight, options, num_threads)?;
@@ -514,7 +527,7 @@ impl Device for CudaBackend {
 
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
         let floats: usize = planned_floats(shape).iter().sum();
-        (floats * size_of::<f32>()) as u64
+        (floats * size_of::<f32>() + recurrent::workspace_bytes(shape)) as u64
             + attention::workspace_bytes(shape)
             + experts::workspace_bytes(shape)
             + latent::workspace_bytes(shape)
@@ -522,7 +535,7 @@ impl Device for CudaBackend {
     }
 
     fn plan_workspaces(&self, shape: &WorkspaceShape) {
-        let State { lists, dense, experts, latent, normed, projected, up, .. } = &mut *self.state();
+        let State { lists, dense, experts, latent, recurrence, normed, projected, up, .. } = &mut *self.state();
         for (scratch, floats) in [normed, projected, up].into_iter().zip(planned_floats(shape)) {
             scratch.plan(floats * size_of::<f32>());
         }
@@ -530,6 +543,7 @@ impl Device for CudaBackend {
         dense.plan(shape);
         experts.plan(shape);
         latent.plan(shape);
+        recurrence.plan(shape);
     }
 
     fn graph_bytes(&self) -> u64 {

@@ -290,7 +290,9 @@ impl Dense {
     /// Bytes of each of the buffers.
     fn planned_bytes(&self, shape: &WorkspaceShape) -> [usize; 4] {
         let &WorkspaceShape { num_tokens, dtype, precision, .. } = shape;
+        // What a recurrent layer gives is no wider than half of its projections: there is a gate for each column.
         let widest = shape.hidden_size.max(shape.intermediate_size).max(shape.num_heads * shape.head_dim);
+        let widest = widest.max(shape.recurrent_width / 2);
         let is_by_pieces = PackedFormat::of(dtype, precision).is_some() || gemm_floats::takes(dtype, precision);
         let has_many = self.has_matmul && precision == Precision::Fast && !is_few(dtype, num_tokens, widest);
         let is_rounded =
