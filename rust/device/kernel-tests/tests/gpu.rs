@@ -16,6 +16,8 @@ mod gemm_floats;
 mod latent;
 #[path = "packed.rs"]
 mod packed;
+#[path = "recurrent.rs"]
+mod recurrent;
 #[path = "sample.rs"]
 mod sample;
 #[path = "steps.rs"]

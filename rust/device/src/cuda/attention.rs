@@ -21,6 +21,7 @@ use super::{
     kernels::{Kernel, kv_suffix, launch},
     memory::{Constants, Scratch, StepArena},
     planes::{LayerPlanes, PlaneBlocks},
+    recurrent::{self, RecurrentLists},
 };
 
 /// Heads that a CTA of `rope_and_cache_*` takes.
@@ -37,6 +38,7 @@ pub struct StepLists {
     positions: DevicePtr,
     rope_positions: DevicePtr,
     groups: Vec<GroupLists>,
+    recurrent: RecurrentLists,
     /// By KV group and shape.
     plans: Vec<((usize, PlanShape), DevicePlan)>,
     part_out: Scratch,
@@ -97,6 +99,7 @@ impl StepLists {
             positions: 0,
             rope_positions: 0,
             groups: Vec::new(),
+            recurrent: RecurrentLists::default(),
             plans: Vec::new(),
             part_out: Scratch::default(),
             part_lse: Scratch::default(),
@@ -112,6 +115,7 @@ impl StepLists {
         self.token_ids = None;
         self.plans.clear();
         self.groups.clear();
+        self.recurrent = RecurrentLists::default();
         self.arena.reset()
     }
 
@@ -128,7 +132,16 @@ impl StepLists {
                 max_blocks: group.max_blocks,
             });
         }
+        if !step.state_slots.is_empty() {
+            let requests = self.arena.put(&recurrent::requests(step))?;
+            self.recurrent = RecurrentLists { requests, row_requests: self.arena.put(&recurrent::row_requests(step))? };
+        }
         Ok(())
+    }
+
+    /// The lists for recurrent layers, of a step of requests that have states.
+    pub fn recurrent(&self) -> RecurrentLists {
+        self.recurrent
     }
 
     /// Lists of a bucket for the kinds of layers that ran since the step began, and the buffers that they need; `largest` is the
@@ -139,9 +152,10 @@ impl StepLists {
         let [num_heads, width] = self.widest;
         self.part_out.floats(driver, num_parts * width)?;
         self.part_lse.floats(driver, num_parts * num_heads)?;
-        let longest = PaddedLists::new(largest, self.groups.len(), &kinds).bytes();
+        let has_states = self.recurrent != RecurrentLists::default();
+        let longest = PaddedLists::new(largest, self.groups.len(), has_states, &kinds).bytes();
         self.fixed.reserve(driver, longest, 0)?;
-        let mut lists = PaddedLists::new(bucket, self.groups.len(), &kinds);
+        let mut lists = PaddedLists::new(bucket, self.groups.len(), has_states, &kinds);
         lists.place(&self.fixed);
         Ok(lists)
     }
@@ -152,6 +166,7 @@ impl StepLists {
         self.token_ids = Some(lists.token_ids());
         [self.positions, self.rope_positions] = lists.positions();
         self.groups = lists.groups(self.fixed.addresses()[1]).collect();
+        self.recurrent = lists.recurrent();
         self.plans = lists.plans().collect();
     }
 

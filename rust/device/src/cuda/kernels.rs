@@ -8,9 +8,10 @@ use std::{
 use crate::{
     DType, KvDType,
     kernel_args::{
-        AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs, FillBiasArgs,
-        GatedActivationArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupedArgs, LatentAttentionArgs, LatentCacheArgs, NormArgs,
-        PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, TopLogprobsArgs,
+        AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs,
+        FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupedArgs,
+        LatentAttentionArgs, LatentCacheArgs, Mamba2Args, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs,
+        RoundValuesArgs, RouteArgs, SampleArgs, SigmoidGateArgs, TopLogprobsArgs,
     },
 };
 
@@ -102,6 +103,7 @@ args!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 args!(AddExpertsArgs, GroupedArgs, RouteArgs);
 args!(LatentAttentionArgs, LatentCacheArgs);
 args!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, TopLogprobsArgs);
+args!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, SigmoidGateArgs);
 
 /// Starts a kernel on a grid; a grid that is empty is nothing to do.
 ///

@@ -160,14 +160,12 @@ impl CudaBackend {
             LatentQuery::Whole(whole) => (whole, query.at),
             LatentQuery::LowRank { down, .. } => (down, state.latent.low.floats(self.driver(), query.count * down.out_features)?),
         };
-        let input = self.normed(state, rows(hidden), norm, &[first, kv_down])?;
         // SAFETY: the buffers were made for the products.
-        unsafe { state.dense.multiply(input, &[plain(first, out), plain(kv_down, latent.at)])? };
+        unsafe { self.multiply(state, rows(hidden), norm, &[plain(first, out), plain(kv_down, latent.at)])? };
         let LatentQuery::LowRank { down, norm, up } = &weights.query else { return Ok(()) };
         let low = Rows { at: out, count: query.count, cols: down.out_features, element: ElementType::F32 };
-        let input = self.normed(state, low, Some(norm), &[up])?;
         // SAFETY: likewise.
-        unsafe { state.dense.multiply(input, &[plain(up, query.at)]) }
+        unsafe { self.multiply(state, low, Some(norm), &[plain(up, query.at)]) }
     }
 }
 

@@ -8,9 +8,10 @@ use super::{
     recording::{Event, RecordingDriver},
 };
 use crate::{
-    Activation, AttentionArgs, AttentionParams, CacheEngine, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable, GateUpArgs,
-    KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases, LatentQuery, Linear,
-    LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs, RopeArgs, StepMetadata, WeightView, mmap::Bytes,
+    Activation, AttentionArgs, AttentionParams, CacheEngine, Conv, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable,
+    GateUpArgs, GatedDelta, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases,
+    LatentQuery, Linear, LinearOptions, Mamba2, Norm, NormKind, Phases, Precision, Projection, Recurrent, RecurrentArgs,
+    RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, WeightView, mmap::Bytes,
 };
 
 /// Kernels that no phase launches: floats are multiplied as they are.
@@ -42,6 +43,9 @@ fn every_kernel_is_launched() {
     }
     norm_and_gate(&backend);
     add_bias_and_sample(&backend);
+    for state_rows in [128, WIDTH] {
+        recur(&backend, state_rows);
+    }
     for cache in caches(&backend) {
         attend(&backend, &cache);
     }
@@ -106,6 +110,65 @@ fn add_bias_and_sample(backend: &CudaBackend) {
     x.set_rows(100);
     backend.logits(&x, None, &linear, &[], &mut logits);
     backend.sample(&logits, &[None; 100], 2);
+}
+
+/// Layers of a head whose state has so many rows, and the gate of attention.
+fn recur(backend: &CudaBackend, state_rows: usize) {
+    let linear = |rows: usize| {
+        let weight = WeightView::new(DType::F32, rows, WIDTH, Bytes::from_vec(vec![0; rows * WIDTH * 4])).unwrap();
+        let options = LinearOptions { name: "w".into(), precision: Precision::Fast, bias: None };
+        backend.load_linear(&weight, &options).unwrap()
+    };
+    let conv = |num_channels| Conv { weight: vec![0.0; 4 * num_channels].into(), bias: None, num_channels };
+    let one = || vec![0.0; 1].into();
+    let norm = || Norm { kind: NormKind::Rms, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
+    let mamba2 = Recurrent::Mamba2(Mamba2 {
+        z: linear(WIDTH),
+        xbc: linear(WIDTH + 2 * state_rows),
+        dt: linear(1),
+        conv: conv(WIDTH + 2 * state_rows),
+        dt_bias: one(),
+        a: one(),
+        d: one(),
+        norm: norm(),
+        num_heads: 1,
+        num_groups: 1,
+        state_dim: state_rows,
+        dt_limits: [0.0, f32::INFINITY],
+    });
+    let gated_delta = Recurrent::GatedDelta(GatedDelta {
+        q: linear(state_rows),
+        k: linear(state_rows),
+        v: linear(WIDTH),
+        z: linear(WIDTH),
+        b: linear(1),
+        dt: linear(1),
+        convs: [state_rows, state_rows, WIDTH].map(conv),
+        dt_bias: one(),
+        a: one(),
+        norm: norm(),
+        num_key_heads: 1,
+        num_value_heads: 1,
+        is_grouped: true,
+    });
+    let step = StepMetadata {
+        positions: vec![0, 1],
+        rope_positions: vec![0, 1],
+        query_start_loc: vec![0, 2],
+        seq_lens: vec![2],
+        state_slots: vec![1],
+        ..StepMetadata::default()
+    };
+    backend.begin_step(&step);
+    let [mut hidden, mut out] = [(); 2].map(|()| backend.alloc(2, WIDTH).unwrap());
+    hidden.set_rows(2);
+    for weights in [&mamba2, &gated_delta] {
+        let states = backend.alloc_states(2, &[weights.state_len()]).unwrap();
+        backend
+            .recurrent(RecurrentArgs { hidden: &hidden, norm: None, weights, states: &states, layer: 0, out: &mut out }, &step);
+        states.copy(1, 0).unwrap();
+    }
+    backend.gate(&mut out, &hidden);
 }
 
 fn caches(backend: &CudaBackend) -> impl Iterator<Item = CacheEngine> {

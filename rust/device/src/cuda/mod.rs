@@ -33,6 +33,7 @@ mod pieces;
 mod planes;
 #[cfg(test)]
 mod recording;
+mod recurrent;
 pub mod report;
 mod ring;
 mod sample;
