@@ -86,6 +86,43 @@ struct AttentionArgs {
     uint32_t reserved;
 };
 
+// latent_*: absorbed latent attention through block tables. All query heads share one key a token, [rope_dim | kv_rank] elements,
+// the latter of which are its value.
+struct LatentAttentionArgs {
+    const float* q;               // [num_tokens, num_heads, rope_dim + kv_rank]
+    float* out;                   // [num_tokens, num_heads, kv_rank]
+    float* part_out;              // [num_parts, num_heads, kv_rank]
+    float* part_lse;              // [num_parts, num_heads], as of AttentionArgs
+    const uint8_t* plane;
+    const uint32_t* block_tables; // [num_reqs, max_blocks]
+    const uint32_t* positions;    // [num_tokens]
+    const AttentionWork* work;    // each for ceil(num_heads / heads) CTAs, which share the query heads
+    uint64_t block_bytes;
+    uint32_t max_blocks, block_size, num_heads;
+    uint32_t rope_dim, kv_rank;   // multiples of 4; latent_f32 reads them, of the others they are 64 and 512
+    uint32_t heads;               // of a CTA; of latent_f32 4
+    float scale;
+    uint32_t reserved;
+};
+
+// latent_cache_*: the norm of latent vectors, rotation of them and of queries, the write of what is cached.
+struct LatentCacheArgs {
+    const float* query;             // [num_tokens, num_heads, nope_dim + rope_dim]
+    const float* latent;            // [num_tokens, kv_rank + rope_dim]
+    float* absorbed;                // [num_tokens, num_heads, rope_dim + kv_rank]; the first rope_dim of each are written
+    const float* weight;            // [kv_rank], of the RMS norm
+    const float* cos;               // [max_positions, rotary_dim / 2], or null for no rotation
+    const float* sin;
+    const uint32_t* rope_positions; // [num_tokens], rows of cos and sin
+    const int64_t* slot_mapping;    // [num_tokens], block_id * block_size + offset; -1: not written
+    uint8_t* plane;
+    uint64_t block_bytes;
+    uint32_t num_heads, nope_dim, rope_dim, kv_rank, block_size;
+    uint32_t rotary_dim;            // even, at most rope_dim
+    uint32_t interleaved;           // as of RopeAndCacheArgs
+    float eps;
+};
+
 // The parts of one row: first_part, first_part + part_stride, ...
 struct AttentionMerge {
     uint32_t row, first_part, num_parts, part_stride;
@@ -202,11 +239,15 @@ struct GemmArgs {
     float* parts;       // [gridDim.x, 2, 64 * capacity]: what a CTA has summed of panels that it may share
     uint32_t* arrivals; // [gridDim.x], 0 before and after: CTAs that are done with a panel they share
     uint64_t w_stride;  // bytes from a panel to the next one; of bf16 and f16 from a row to the next one, a multiple of 16
+    const float* norm_weight; // [in_features]; gemm_*_n1 apply an RMS norm to x, one row of f32, first
     uint32_t num_rows, in_features, x_stride;
     uint32_t accumulate; // 1: added to out
     float scale;
-    uint32_t reserved;
+    float norm_eps;
 };
+
+// Columns that gemm_*_n1 take at most.
+constexpr unsigned MAX_NORMED_COLS = 6144;
 
 // Rows of one group, which a CTA of grouped_* takes.
 struct GroupTile {
@@ -336,4 +377,86 @@ struct TopLogprobsArgs {
     uint32_t* token_ids; // [num_rows, num_top]
     float* logprobs;     // [num_rows, num_top]
     uint32_t num_rows, vocab_size, stride, num_top;
+};
+
+// A request of a step, to layers that keep a state a request.
+struct RecurrentRequest {
+    uint32_t first_row, num_rows; // its rows of the step
+    uint32_t slot;                // of its states; NO_SLOT: nothing is computed or kept
+    uint32_t begins;              // 1: its states are zeros before its first row
+};
+constexpr uint32_t NO_SLOT = 0xffffffff;
+
+// A convolution over channels of its own.
+struct ConvPart {
+    const float* x;        // [num_rows, num_channels]
+    const float* gate_in;  // [num_rows, num_channels], multiplied into x, or null
+    const float* gate_out; // [num_rows, num_channels], multiplied into out, or null
+    const float* weight;   // [kernel, num_channels], the last row for the token itself
+    const float* bias;     // [num_channels] or null
+    float* out;            // [num_rows, num_channels]
+    float* state;          // [kernel - 1, num_channels] of slot 0: the inputs of the last tokens
+    uint32_t num_channels, kernel;
+    uint32_t first_cta;    // the CTAs from here on compute it; 0xffffffff: there is no such part
+    uint32_t activates;    // whether SiLU is applied, before gate_out
+};
+
+// causal_conv: up to three convolutions over the rows of each request.
+struct CausalConvArgs {
+    ConvPart parts[3];
+    const RecurrentRequest* requests;
+    const uint32_t* row_requests; // [num_rows]
+    uint64_t slot_stride;         // values from a slot to the next one
+    uint32_t num_rows;
+    uint32_t rows_per_cta;        // changes no bits
+};
+
+// mamba2_*: the scan of Mamba-2.
+struct Mamba2Args {
+    const float* xbc;     // [num_rows, num_heads * head_dim + 2 * num_groups * state_dim]: x, b and c
+    const float* dt;      // [num_rows, num_heads]
+    const float* dt_bias; // [num_heads]
+    const float* a;       // [num_heads]
+    const float* d;       // [num_heads]
+    float* out;           // [num_rows, num_heads * head_dim]
+    float* states;        // [num_heads, state_dim, head_dim] of slot 0
+    const RecurrentRequest* requests;
+    uint64_t slot_stride;
+    uint32_t num_heads, num_groups, head_dim, state_dim;
+    float dt_min, dt_max;
+};
+
+// gated_delta_*: the gated delta rule.
+struct GatedDeltaArgs {
+    const float* q;       // [num_rows, num_key_heads * key_dim]
+    const float* k;       // [num_rows, num_key_heads * key_dim]
+    const float* v;       // [num_rows, num_value_heads * value_dim]
+    const float* b;       // [num_rows, num_value_heads]
+    const float* dt;      // [num_rows, num_value_heads]
+    const float* dt_bias; // [num_value_heads]
+    const float* a;       // [num_value_heads]
+    float* out;           // [num_rows, num_value_heads * value_dim]
+    float* states;        // [num_value_heads, key_dim, value_dim] of slot 0
+    const RecurrentRequest* requests;
+    uint64_t slot_stride;
+    uint32_t num_key_heads, num_value_heads, key_dim, value_dim;
+    uint32_t is_grouped;  // 1: value heads that follow each other share a key head; 0: each num_key_heads-th does
+    uint32_t reserved;
+};
+
+// gated_norm: x = rms_norm(x * silu(z)), or x = rms_norm(x) * silu(z), each group of columns with a mean square of its own.
+struct GatedNormArgs {
+    float* x;             // [num_rows, num_groups * group_dim]
+    const float* z;       // [num_rows, num_groups * group_dim]
+    const float* weight;  // [group_dim] for each group, weight_stride apart
+    uint32_t num_rows, num_groups, group_dim, weight_stride;
+    uint32_t gates_first; // 1: the first form
+    float eps;
+};
+
+// sigmoid_gate: x *= sigmoid(gate).
+struct SigmoidGateArgs {
+    float* x;          // [count]
+    const float* gate; // [count]
+    uint64_t count;
 };

@@ -11,9 +11,10 @@ __device__ __forceinline__ const Target& target_of_cta(const Target (&targets)[M
     return targets[(blockIdx.x >= second) + (blockIdx.x >= third)];
 }
 
-// Of gemm_*: pieces of a weight, which may share a panel.
+// Of gemm_*: pieces of a weight, which may share a panel. HAS_NORM: x is one row, which is normed first.
+template <bool HAS_NORM_ = false>
 struct GemmJob {
-    static constexpr bool HAS_WHOLE_PANELS = false;
+    static constexpr bool HAS_WHOLE_PANELS = false, HAS_NORM = HAS_NORM_;
     const GemmArgs& args;
     const GemmTarget& target;
 
@@ -27,7 +28,7 @@ struct GemmJob {
 // Of grouped_*: a weight and some rows of a group. A CTA of products by tensor cores has a panel to itself.
 template <int ROWS, class Element>
 struct GroupJob {
-    static constexpr bool HAS_WHOLE_PANELS = true;
+    static constexpr bool HAS_WHOLE_PANELS = true, HAS_NORM = false;
     struct Args {
         static constexpr uint32_t accumulate = 0;
         static constexpr float scale = 1.0f;

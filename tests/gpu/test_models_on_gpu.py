@@ -22,7 +22,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benches"))
 import gpu_model
 
 pytestmark = pytest.mark.gpu
-EXACT = ["llama", "mistral-window", "gemma3"]
+# A short convolution, Mamba-2 and the gated delta rule, without mixtures of experts beside them.
+RECURRENT = ["lfm2", "granitemoehybrid-dense", "qwen3_5"]
+EXACT = ["llama", "mistral-window", "gemma3", *RECURRENT]
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ use std::{
 
 use crate::{
     AdapterRows, AttentionArgs, CacheEngine, DType, DeviceError, ExpertPhases, HostMemory, KvCacheSpec, KvDType, KvShape,
-    LatentPhases, RecurrentPhases, RopeArgs, RowSampling, SampledRow, Tensor, TokenMask, WeightView, host_memory,
+    LatentPhases, RecurrentPhases, RopeArgs, RowSampling, SampledRow, StateCache, Tensor, TokenMask, WeightView, host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -379,6 +379,11 @@ pub trait Device: Send + Sync {
 
     /// Reserves the KV storage.
     fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError>;
+
+    /// Reserves the states of recurrent layers: so many slots, of so many values of each layer.
+    fn alloc_states(&self, num_slots: usize, lens: &[usize]) -> Result<StateCache, DeviceError> {
+        StateCache::new(num_slots, lens)
+    }
 
     /// Packs a weight `[out_features, in_features]`.
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError>;

@@ -129,6 +129,53 @@ pub struct AttentionArgs {
     pub reserved: u32,
 }
 
+/// `latent_*`: absorbed latent attention through block tables.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LatentAttentionArgs {
+    pub q: DevicePtr,
+    pub out: DevicePtr,
+    pub part_out: DevicePtr,
+    pub part_lse: DevicePtr,
+    pub plane: DevicePtr,
+    pub block_tables: DevicePtr,
+    pub positions: DevicePtr,
+    pub work: DevicePtr,
+    pub block_bytes: u64,
+    pub max_blocks: u32,
+    pub block_size: u32,
+    pub num_heads: u32,
+    pub rope_dim: u32,
+    pub kv_rank: u32,
+    pub heads: u32,
+    pub scale: f32,
+    pub reserved: u32,
+}
+
+/// `latent_cache_*`: the norm of latent vectors, rotation of them and of queries, the write of what is cached.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LatentCacheArgs {
+    pub query: DevicePtr,
+    pub latent: DevicePtr,
+    pub absorbed: DevicePtr,
+    pub weight: DevicePtr,
+    pub cos: DevicePtr,
+    pub sin: DevicePtr,
+    pub rope_positions: DevicePtr,
+    pub slot_mapping: DevicePtr,
+    pub plane: DevicePtr,
+    pub block_bytes: u64,
+    pub num_heads: u32,
+    pub nope_dim: u32,
+    pub rope_dim: u32,
+    pub kv_rank: u32,
+    pub block_size: u32,
+    pub rotary_dim: u32,
+    pub interleaved: u32,
+    pub eps: f32,
+}
+
 /// The parts of one row: first_part, first_part + part_stride, ...
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -306,13 +353,17 @@ pub struct GemmArgs {
     pub parts: DevicePtr,
     pub arrivals: DevicePtr,
     pub w_stride: u64,
+    pub norm_weight: DevicePtr,
     pub num_rows: u32,
     pub in_features: u32,
     pub x_stride: u32,
     pub accumulate: u32,
     pub scale: f32,
-    pub reserved: u32,
+    pub norm_eps: f32,
 }
+
+/// Columns that `gemm_*_n1` take at most.
+pub const MAX_NORMED_COLS: usize = 6144;
 
 /// Rows of one group, which a CTA of `grouped_*` takes.
 #[repr(C)]
@@ -499,4 +550,136 @@ pub struct TopLogprobsArgs {
     pub vocab_size: u32,
     pub stride: u32,
     pub num_top: u32,
+}
+
+/// A request of a step, to layers that keep a state a request.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecurrentRequest {
+    pub first_row: u32,
+    pub num_rows: u32,
+    pub slot: u32,
+    pub begins: u32,
+}
+
+/// [`RecurrentRequest::slot`] of a request for which nothing is computed or kept.
+pub const NO_SLOT: u32 = u32::MAX;
+
+/// A convolution over channels of its own.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ConvPart {
+    pub x: DevicePtr,
+    pub gate_in: DevicePtr,
+    pub gate_out: DevicePtr,
+    pub weight: DevicePtr,
+    pub bias: DevicePtr,
+    pub out: DevicePtr,
+    pub state: DevicePtr,
+    pub num_channels: u32,
+    pub kernel: u32,
+    pub first_cta: u32,
+    pub activates: u32,
+}
+
+impl Default for ConvPart {
+    /// None.
+    fn default() -> Self {
+        Self {
+            x: 0,
+            gate_in: 0,
+            gate_out: 0,
+            weight: 0,
+            bias: 0,
+            out: 0,
+            state: 0,
+            num_channels: 0,
+            kernel: 0,
+            first_cta: u32::MAX,
+            activates: 0,
+        }
+    }
+}
+
+/// Convolutions that one launch computes.
+pub const MAX_CONVS: usize = 3;
+
+/// `causal_conv`: up to three convolutions over the rows of each request.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CausalConvArgs {
+    pub parts: [ConvPart; MAX_CONVS],
+    pub requests: DevicePtr,
+    pub row_requests: DevicePtr,
+    pub slot_stride: u64,
+    pub num_rows: u32,
+    pub rows_per_cta: u32,
+}
+
+/// `mamba2_*`: the scan of Mamba-2.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mamba2Args {
+    pub xbc: DevicePtr,
+    pub dt: DevicePtr,
+    pub dt_bias: DevicePtr,
+    pub a: DevicePtr,
+    pub d: DevicePtr,
+    pub out: DevicePtr,
+    pub states: DevicePtr,
+    pub requests: DevicePtr,
+    pub slot_stride: u64,
+    pub num_heads: u32,
+    pub num_groups: u32,
+    pub head_dim: u32,
+    pub state_dim: u32,
+    pub dt_min: f32,
+    pub dt_max: f32,
+}
+
+/// `gated_delta_*`: the gated delta rule.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GatedDeltaArgs {
+    pub q: DevicePtr,
+    pub k: DevicePtr,
+    pub v: DevicePtr,
+    pub b: DevicePtr,
+    pub dt: DevicePtr,
+    pub dt_bias: DevicePtr,
+    pub a: DevicePtr,
+    pub out: DevicePtr,
+    pub states: DevicePtr,
+    pub requests: DevicePtr,
+    pub slot_stride: u64,
+    pub num_key_heads: u32,
+    pub num_value_heads: u32,
+    pub key_dim: u32,
+    pub value_dim: u32,
+    pub is_grouped: u32,
+    pub reserved: u32,
+}
+
+/// `gated_norm`: x = rms_norm(x * silu(z)), or x = rms_norm(x) * silu(z), each group of columns with a mean square of its own.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GatedNormArgs {
+    pub x: DevicePtr,
+    pub z: DevicePtr,
+    pub weight: DevicePtr,
+    pub num_rows: u32,
+    pub num_groups: u32,
+    pub group_dim: u32,
+    pub weight_stride: u32,
+    pub gates_first: u32,
+    pub eps: f32,
+}
+
+/// `sigmoid_gate`: x *= sigmoid(gate).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SigmoidGateArgs {
+    pub x: DevicePtr,
+    pub gate: DevicePtr,
+    pub count: u64,
 }

@@ -47,7 +47,7 @@ pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
 pub use latent::{LatentArgs, LatentAttention, LatentPhases, LatentQuery};
 pub use lora::{Adapter, AdapterRows, EmbeddingDelta, LinearDelta, LowRank, Magnitude};
 pub use quant::GgmlType;
-pub use recurrent::{Conv, GatedDelta, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache};
+pub use recurrent::{Conv, DeviceStates, GatedDelta, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache};
 pub use sampling::{RowSampling, SampledRow};
 pub use tensor::{Tensor, WeightView};
 pub use token_mask::{TokenMask, TokenSet};

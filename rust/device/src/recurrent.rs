@@ -2,7 +2,10 @@
 //! 2024, arXiv:2405.21060) and the gated delta rule (Yang et al. 2024, arXiv:2412.06464). A prompt passes them token by token as
 //! an answer does, so that a row has the same bits in any chunk.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    any::Any,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use crate::{Constant, DeviceError, Linear, Norm, StepMetadata, Tensor, mmap::Pages};
 
@@ -177,19 +180,49 @@ pub struct RecurrentArgs<'a> {
     pub out: &'a mut Tensor,
 }
 
-/// The states of requests, in the memory of the host: a slot has those of all layers of one request.
+/// The states of requests, where their backend computes: a slot has those of all layers of one request.
 pub struct StateCache {
-    values: Mutex<Pages<f32>>,
+    values: StateValues,
     /// Where in a slot each layer's begin, and their end.
     offsets: Vec<usize>,
     num_slots: usize,
 }
 
+enum StateValues {
+    Host(Mutex<Pages<f32>>),
+    Device(Box<dyn DeviceStates>),
+}
+
+/// States in memory that is not the host's: so many f32 values, slot after slot.
+pub trait DeviceStates: Any + Send + Sync {
+    /// Copies `len` values from one place to another, behind what was asked for before; the two do not overlap.
+    fn copy(&self, from: usize, to: usize, len: usize) -> Result<(), DeviceError>;
+}
+
 impl StateCache {
-    /// So many slots; `lens` has the values of each layer, 0 of those that keep none.
+    /// So many slots in the memory of the host; `lens` has the values of each layer, 0 of those that keep none.
     ///
     /// Errors: [`DeviceError::Shape`] when their size overflows.
     pub fn new(num_slots: usize, lens: &[usize]) -> Result<Self, DeviceError> {
+        Self::with(num_slots, lens, |len| Ok(StateValues::Host(Mutex::new(Pages::zeroed(len)?))))
+    }
+
+    /// The same in a device's own memory; `states` makes so many values.
+    ///
+    /// Errors: as [`Self::new`], and those of `states`.
+    pub fn on_device<S: DeviceStates>(
+        num_slots: usize,
+        lens: &[usize],
+        states: impl FnOnce(usize) -> Result<S, DeviceError>,
+    ) -> Result<Self, DeviceError> {
+        Self::with(num_slots, lens, |len| Ok(StateValues::Device(Box::new(states(len)?))))
+    }
+
+    fn with(
+        num_slots: usize,
+        lens: &[usize],
+        values: impl FnOnce(usize) -> Result<StateValues, DeviceError>,
+    ) -> Result<Self, DeviceError> {
         let overflows =
             || DeviceError::Shape(format!("{num_slots} states of {} layers take more than can be counted", lens.len()));
         let mut offsets = vec![0_usize];
@@ -197,7 +230,14 @@ impl StateCache {
             offsets.push(offsets[offsets.len() - 1].checked_add(*len).ok_or_else(overflows)?);
         }
         let len = offsets[lens.len()].checked_mul(num_slots).ok_or_else(overflows)?;
-        Ok(Self { values: Mutex::new(Pages::zeroed(len)?), offsets, num_slots })
+        Ok(Self { values: values(len)?, offsets, num_slots })
+    }
+
+    /// What [`Self::on_device`] was given; `None` for states of the host, and for those that are no `S`.
+    pub fn device<S: DeviceStates>(&self) -> Option<&S> {
+        let StateValues::Device(states) = &self.values else { return None };
+        let states: &dyn Any = &**states;
+        states.downcast_ref()
     }
 
     /// Slots.
@@ -217,16 +257,28 @@ impl StateCache {
 
     /// Copies a slot to another.
     ///
+    /// Errors: those of a device.
+    ///
     /// # Panics
     /// When there is no such slot.
-    pub fn copy(&self, from: usize, to: usize) {
+    pub fn copy(&self, from: usize, to: usize) -> Result<(), DeviceError> {
+        assert!(from.max(to) < self.num_slots, "copy of slot {from} to {to} of {}", self.num_slots);
         let len = self.slot_len();
-        self.values().as_mut_slice().copy_within(from * len..(from + 1) * len, to * len);
+        match &self.values {
+            _ if from == to => {}
+            StateValues::Host(_) => self.values().as_mut_slice().copy_within(from * len..(from + 1) * len, to * len),
+            StateValues::Device(states) => states.copy(from * len, to * len, len)?,
+        }
+        Ok(())
     }
 
     /// All values.
+    ///
+    /// # Panics
+    /// When they are a device's.
     pub(crate) fn values(&self) -> MutexGuard<'_, Pages<f32>> {
-        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+        let StateValues::Host(values) = &self.values else { panic!("states of the host") };
+        values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where a layer's values of a slot are.
@@ -244,4 +296,9 @@ pub trait RecurrentPhases {
 
     /// `x *= sigmoid(gate)`, element by element.
     fn gate(&self, x: &mut Tensor, gate: &Tensor);
+
+    /// Rows that the matrix of a head's state may have: [`Mamba2::state_dim`], [`GatedDelta::key_dim`].
+    fn max_state_rows(&self) -> usize {
+        usize::MAX
+    }
 }

@@ -173,7 +173,7 @@ fn requests_do_not_see_each_other_and_a_copied_state_goes_on_where_its_source_wa
         step(phases, &weights, &states, &mut [(c, 4), (a, 1)]);
         // From another slot from now on.
         let mut fork = Request { slot: 3, ..c.clone() };
-        states.copy(c.slot as usize, 3);
+        states.copy(c.slot as usize, 3).unwrap();
         step(phases, &weights, &states, &mut [(a, 14), (c, 5), (b, 3)]);
         step(phases, &weights, &states, &mut [(&mut fork, 5)]);
         for (request, expected) in requests.iter().zip(&expected) {

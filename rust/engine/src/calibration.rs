@@ -13,7 +13,7 @@ use std::{
 use device::{
     AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, DeviceError, EmbedArgs, ExpertPhases, GateUpArgs,
     KvCacheSpec, KvDType, KvShape, LatentPhases, Linear, LinearOptions, Norm, Phases, Precision, Projection, RecurrentPhases,
-    ResidualArgs, RopeArgs, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    ResidualArgs, RopeArgs, StateCache, StepMetadata, Tensor, WeightView, WorkspaceShape,
 };
 use paged::{MemoryGpuConfig, PagedAttentionConfig};
 
@@ -237,6 +237,10 @@ impl device::Device for Observer {
 
     fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
         self.inner.alloc_kv_cache(spec)
+    }
+
+    fn alloc_states(&self, num_slots: usize, lens: &[usize]) -> Result<StateCache, DeviceError> {
+        self.inner.alloc_states(num_slots, lens)
     }
 
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {

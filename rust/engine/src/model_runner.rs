@@ -218,7 +218,7 @@ impl ModelRunner {
         self.cache = Some(cache);
         if self.config.is_recurrent() {
             let num_slots = self.options.max_num_seqs + self.num_snapshots;
-            self.states = Some(StateCache::new(num_slots, &self.config.state_lens())?);
+            self.states = Some(self.backend.alloc_states(num_slots, &self.config.state_lens())?);
         }
         Ok(())
     }
@@ -249,10 +249,14 @@ impl ModelRunner {
     }
 
     /// Copies the states of recurrent layers from a slot to another.
-    pub fn copy_states(&mut self, from: u32, to: u32) {
+    ///
+    /// # Errors
+    /// [`EngineError::Device`] where the device refuses.
+    pub fn copy_states(&mut self, from: u32, to: u32) -> Result<(), EngineError> {
         if let Some(states) = &self.states {
-            states.copy(from as usize, to as usize);
+            states.copy(from as usize, to as usize)?;
         }
+        Ok(())
     }
 
     /// Runs a step: writes the tokens' keys and values into their slots and keeps their hidden states for [`Self::logits`].

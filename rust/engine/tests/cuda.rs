@@ -15,9 +15,9 @@ use device::{
     cuda::{CudaBackend, CudaError, CudaOptions, Driver},
 };
 use engine::{
-    CompletionChoice, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, Engine, EngineConfig, EngineError, FinishReason,
-    GenerationRequest, KvTierConfig, MemoryGpuConfig, ModelDType, ModelSource, OutputEvent, PagedAttentionConfig, Pooling,
-    Prompt, RequestStream, SamplingParams,
+    Completion, CompletionChoice, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, Engine, EngineConfig, EngineError,
+    FinishReason, GenerationRequest, KvTierConfig, MemoryGpuConfig, ModelDType, ModelSource, OutputEvent, PagedAttentionConfig,
+    Pooling, Prompt, RequestStream, SamplingParams,
 };
 use kernel_tests::{EmulatedDriver, Order};
 
@@ -233,6 +233,60 @@ fn blocks_in_files_come_back_to_a_card() {
     let (first, second) = (answer(), answer());
     assert_eq!((first.usage.cached_tokens, second.usage.cached_tokens), (0, 16));
     assert_eq!(tokens(&first), tokens(&second));
+}
+
+/// Tokens of a choice with their log probabilities, to the bit.
+fn bits_of(choice: &CompletionChoice) -> Vec<(u32, u32)> {
+    let logprobs = choice.logprobs.as_ref().expect("log probabilities");
+    logprobs.iter().map(|token| (token.token_id, token.logprob.map_or(0, f32::to_bits))).collect()
+}
+
+fn with_states(model: &str, pool: usize, state_snapshot_bytes: u64) -> Engine {
+    let snapshots = Some(state_snapshot_bytes);
+    let config = EngineConfig { paged_attention: pool_of(pool, 8), state_snapshot_bytes: snapshots, ..small() };
+    Engine::load_onto(&gpu(64 * MIB), &hugging_face(model), &config, &|_| {}).unwrap()
+}
+
+fn answer(engine: &Engine, request: GenerationRequest) -> Completion {
+    engine.submit(request).unwrap().wait().unwrap()
+}
+
+/// A choice that forks, and a turn of a conversation that begins with a snapshot.
+fn check_copied_states(model: &str) {
+    let engine = with_states(model, 300, 4 * MIB);
+    let plan = engine.memory_ledger();
+    let card = plan.devices[0];
+    assert!(card.states > 0 && card.state_snapshots > 0 && !card.is_host, "{plan}");
+    let forked = answer(&engine, GenerationRequest { n_choices: 2, ..request(3, 12, 4) });
+    let bits: Vec<_> = forked.choices.iter().map(bits_of).collect();
+    assert!(bits[0] == bits[1], "{model}: {bits:?}");
+    let turn = [&prompt(3, 12), &tokens(&forked)[..], &prompt(4, 3)].concat();
+    let next = || GenerationRequest { prompt: Prompt::TokenIds(turn.clone()), ..request(0, 0, 3) };
+    let (cached, cold) = (answer(&engine, next()), answer(&with_states(model, 300, 0), next()));
+    // All but the last token of the answer, which was never computed.
+    assert_eq!((cached.usage.cached_tokens, cold.usage.cached_tokens), (15, 0), "{model}");
+    assert!(bits_of(&cached.choices[0]) == bits_of(&cold.choices[0]), "{model}: a snapshot changes bits");
+}
+
+#[test]
+fn states_of_recurrent_layers_are_copied_on_the_card() {
+    check_copied_states("lfm2");
+}
+
+#[test]
+#[ignore = "a minute; make test-long"]
+fn states_of_every_kind_are_copied_on_the_card_and_computed_again_after_a_preemption() {
+    for model in ["lfm2", "granitemoehybrid-dense", "qwen3_5"] {
+        check_copied_states(model);
+        let requests = || (0..3).map(|i| request(i, 12, 14));
+        let roomy = with_states(model, 300, 0);
+        let alone: Vec<_> = requests().map(|request| bits_of(&answer(&roomy, request).choices[0])).collect();
+        let tight = with_states(model, 56, 0);
+        let streams: Vec<_> = requests().map(|request| tight.submit(request).unwrap()).collect();
+        let together: Vec<_> = streams.into_iter().map(|stream| bits_of(&stream.wait().unwrap().choices[0])).collect();
+        assert!(together == alone, "{model}: other bits beside others");
+        assert!(stats(&tight).preemptions > 0, "{:?}", stats(&tight));
+    }
 }
 
 #[test]

@@ -50,6 +50,7 @@ fn replayed_steps_have_the_bits_of_steps_that_run_as_they_are() {
         (gguf("llama"), Precision::Fast),
         (hugging_face("gemma3"), Precision::Fast),
         (hugging_face("qwen3-moe"), Precision::Fast),
+        (hugging_face("deepseek-v2-lite"), Precision::Fast),
     ];
     for (source, precision) in &models {
         let (precision, prompts) = (*precision, [3, 12, 1]);
@@ -58,6 +59,27 @@ fn replayed_steps_have_the_bits_of_steps_that_run_as_they_are() {
         assert_eq!(none, 0, "graphs were asked not to be");
         assert!(recorded > 0, "no CUDA graph was recorded");
         assert!(expected == actual, "{source:?} {precision:?}: a replayed step gives other bits");
+    }
+}
+
+/// Steps of three requests are padded to four, and the one that pads keeps no states.
+fn check_recurrent(model: &str) {
+    let (source, prompts) = (hugging_face(model), [2, 1, 1]);
+    let (expected, _) = logits(&source, CudaOptions { graphs: false, ..CudaOptions::default() }, Precision::Exact, &prompts);
+    let (actual, recorded) = logits(&source, CudaOptions::default(), Precision::Exact, &prompts);
+    assert!(recorded > 0 && expected == actual, "{model}: {recorded} recorded");
+}
+
+#[test]
+fn recurrent_layers_are_replayed_with_the_states_of_each_step() {
+    check_recurrent("lfm2");
+}
+
+#[test]
+#[ignore = "a quarter of a minute; make test-long"]
+fn recurrent_layers_of_every_kind_are_replayed() {
+    for model in ["granitemoehybrid-dense", "qwen3_5"] {
+        check_recurrent(model);
     }
 }
 

@@ -75,6 +75,8 @@ const MIXTURES_HF: [&str; 25] = [
     "qwen3_5",
     "qwen3_5-moe",
 ];
+/// Recurrent layers of each kind, without mixtures of experts beside them.
+const RECURRENT: [&str; 3] = ["lfm2", "granitemoehybrid-dense", "qwen3_5"];
 const MIXTURES_GGUF: [&str; 15] = [
     "mixtral",
     "qwen3-moe",
@@ -446,6 +448,35 @@ fn cuda_backend_agrees_with_goldens() {
     });
 }
 
+/// The shortest prompt in chunks, and with short convolutions as a whole with the same bits: the other kinds' kernels are asked
+/// for those by their own tests.
+#[test]
+fn cuda_backend_agrees_with_goldens_of_recurrent_layers() {
+    thread::scope(|scope| {
+        for name in RECURRENT {
+            scope.spawn(move || {
+                let backend = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
+                let mut runner = load(&hugging_face(name), Arc::new(backend), Precision::Exact, KvDType::F32);
+                let tiny = cases(name).swap_remove(0);
+                let mut harness = Harness::new(&mut runner, 16);
+                let mut finish = |chunk| {
+                    let sequence = harness.add(tiny.ids(), tiny.prompt_ids.len());
+                    harness.finish(sequence, chunk)
+                };
+                let chunks = finish(7);
+                tiny.check(&chunks, EXACT, &format!("{name} in chunks of 7"));
+                assert!(name != "lfm2" || finish(common::MAX_TOKENS) == chunks, "{name}: chunks change bits");
+            });
+        }
+    });
+}
+
+#[test]
+#[ignore = "half a minute; make test-long"]
+fn cuda_backend_agrees_with_goldens_of_recurrent_layers_beside_mixtures_of_experts() {
+    check_on_cuda(&["lfm2-moe", "granitemoehybrid", "granitemoehybrid-attn", "qwen3-next", "qwen3_5-moe"]);
+}
+
 /// Requests in step, token by token, so that every step is a CUDA graph: of more rows than kernels of our own take, whose
 /// activations are rounded to the weights' BF16 and multiplied as matrices; and of twelve and fewer, once the shortest have
 /// ended.
@@ -483,7 +514,7 @@ fn cuda_backend_agrees_with_goldens_on_a_gpu() {
     let driver: Arc<dyn Driver> = Arc::new(NvidiaDriver::new(0, &LibraryPaths::default()).unwrap());
     check_products_in_graphs(Arc::clone(&driver));
     let backend: Arc<dyn Backend> = Arc::new(CudaBackend::new(driver).unwrap());
-    for (name, source) in models() {
+    for (name, source) in models().into_iter().chain(RECURRENT.map(|name| (name, hugging_face(name)))) {
         let mut runner = load(&source, Arc::clone(&backend), Precision::Exact, KvDType::F32);
         for chunk in [common::MAX_TOKENS, 1, 7] {
             check_alone(&mut runner, name, chunk, EXACT);
@@ -683,5 +714,32 @@ fn a_phi3_gguf_with_fused_weights_and_longrope_agrees_with_goldens() {
     let mut runner = load(&source, cpu(Isa::detect(), 2), Precision::Exact, KvDType::F32);
     for chunk in [common::MAX_TOKENS, 7] {
         check_alone(&mut runner, "phi3-longrope", chunk, EXACT);
+    }
+}
+
+/// The shortest prompt, whose rows have the same bits in any chunks.
+fn check_latent_on_cuda(name: &str) {
+    let backend = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
+    let mut runner = load(&hugging_face(name), Arc::new(backend), Precision::Exact, KvDType::F32);
+    let mut harness = Harness::new(&mut runner, 16);
+    let case = cases(name).swap_remove(0);
+    let [chunks, whole] = [7, common::MAX_TOKENS].map(|chunk| {
+        let sequence = harness.add(case.ids(), case.prompt_ids.len());
+        harness.finish(sequence, chunk)
+    });
+    case.check(&chunks, EXACT, &format!("{name} in chunks of 7"));
+    assert!(whole == chunks, "{name}: chunks change bits");
+}
+
+#[test]
+fn cuda_backend_agrees_with_a_golden_of_latent_attention() {
+    check_latent_on_cuda("deepseek-v2-lite");
+}
+
+#[test]
+#[ignore = "half a minute; make test-long"]
+fn cuda_backend_agrees_with_goldens_of_latent_attention() {
+    for name in MIXTURES_HF.iter().filter(|name| name.starts_with("deepseek") || name.ends_with("lite")) {
+        check_latent_on_cuda(name);
     }
 }

@@ -4,7 +4,7 @@ use std::{ptr, sync::Arc};
 
 use device::{
     cuda::Driver,
-    kernel_args::{AttentionMerge, AttentionWork, DevicePtr, SampleRow},
+    kernel_args::{AttentionMerge, AttentionWork, DevicePtr, RecurrentRequest, SampleRow},
 };
 
 use crate::gpu;
@@ -20,6 +20,7 @@ impl Plain for f32 {}
 impl Plain for AttentionWork {}
 impl Plain for AttentionMerge {}
 impl Plain for SampleRow {}
+impl Plain for RecurrentRequest {}
 
 const PAGE: usize = 4096;
 /// Device allocations are padded to this.

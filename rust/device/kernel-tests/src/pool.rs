@@ -112,7 +112,8 @@ pub fn filled(spec: &KvCacheSpec, lens: &[usize], rng: &mut Rng) -> (CacheEngine
         for token in 0..len {
             let slot = table[token / spec.block_size] as usize * spec.block_size + token % spec.block_size;
             for head in 0..spec.layers[0].shape.num_kv_heads {
-                for side in [KvSide::Key, KvSide::Value] {
+                // Keys that are values too have no other side.
+                for side in [KvSide::Key, KvSide::Value].into_iter().filter(|side| spec.layers[0].shape.dim(*side) > 0) {
                     cache.write(side, KvPlace { layer: 0, slot, head }, &rng.floats(spec.layers[0].shape.k_dim));
                 }
             }

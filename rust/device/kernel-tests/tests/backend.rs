@@ -6,7 +6,7 @@ use device::{
     Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, cpu::ReferenceBackend,
     cuda::CudaBackend, mmap::Bytes,
 };
-use kernel_tests::{Order, assert_close, driver, random::Rng};
+use kernel_tests::{Order, assert_close, driver, random::Rng, weight::Weight};
 
 const HIDDEN: usize = 64;
 const CLOSE: [f32; 2] = [2e-5, 2e-5];
@@ -355,4 +355,34 @@ fn deterministic_rows_have_the_same_bits_in_chunks_of_any_size() {
     let [whole, single] = [40, 1].map(|chunk| in_chunks(KvDType::BF16, Precision::Fast, None, chunk));
     assert_close(&whole, &single, [1e-2, 0.0], "fast");
     assert!(whole != single, "the fast way is deterministic, too");
+}
+
+/// One row is normed within the products that read it, several before: a row has the same bits in either way.
+#[test]
+fn a_row_that_products_norm_has_the_bits_that_it_has_beside_others() {
+    let mut rng = Rng::new(11);
+    let (hidden, features) = (1280, 152);
+    for dtype in DType::all() {
+        let weights = [(); 2].map(|()| Weight::random(dtype, features, hidden, &mut rng));
+        let views = weights.map(|it| WeightView::new(dtype, features, hidden, Bytes::from_vec(it.bytes)).unwrap());
+        let (x, norm) = (floats(&mut rng, 3 * hidden), norm(&mut rng, hidden));
+        let backend: &dyn Backend = &CudaBackend::new(driver(Order::Ascending)).unwrap();
+        let run = |rows: &[f32]| {
+            let options = LinearOptions { name: "w".into(), precision: Precision::Fast, bias: None };
+            let [gate, up] = views.each_ref().map(|view| backend.load_linear(view, &options).unwrap());
+            let (x, step) = (tensor(backend, rows, hidden), StepMetadata::default());
+            let mut outs = [(); 3].map(|()| backend.alloc(3, features).unwrap());
+            let [one, two, out] = &mut outs;
+            let mut projections = [Projection { linear: &gate, out: one }, Projection { linear: &up, out: two }];
+            backend.norm_linear(&x, Some(&norm), &mut projections, &step);
+            let args = GateUpArgs { x: &x, norm: Some(&norm), gate: Some(&gate), up: &up, activation: Activation::Silu, out };
+            backend.gate_up(args, &step);
+            outs.map(|out| fetched(backend, out))
+        };
+        let together = run(&x);
+        for (row, x) in x.chunks_exact(hidden).enumerate() {
+            let beside = together.each_ref().map(|out| out[row * features..(row + 1) * features].to_vec());
+            assert!(run(x) == beside, "{dtype}: row {row} has other bits alone");
+        }
+    }
 }

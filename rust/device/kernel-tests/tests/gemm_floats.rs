@@ -96,7 +96,8 @@ impl Product {
             x_stride: self.x_stride as u32,
             accumulate: self.accumulate.into(),
             scale: SCALE,
-            reserved: 0,
+            norm_weight: 0,
+            norm_eps: 0.0,
         };
         let kernel = Kernel::named(&format!("gemm_{}_r{capacity}", kernel_suffix(weight.format)));
         kernel.launch([pieces, 1, 1], &args, order);

@@ -12,8 +12,12 @@ mod dense;
 mod experts;
 #[path = "gemm_floats.rs"]
 mod gemm_floats;
+#[path = "latent.rs"]
+mod latent;
 #[path = "packed.rs"]
 mod packed;
+#[path = "recurrent.rs"]
+mod recurrent;
 #[path = "sample.rs"]
 mod sample;
 #[path = "steps.rs"]

@@ -27,6 +27,8 @@ fn argument_structs_have_the_same_size_on_both_sides() {
         CopyBlocksArgs,
         AttentionArgs,
         AttentionMergeArgs,
+        LatentAttentionArgs,
+        LatentCacheArgs,
         NormArgs,
         GatedActivationArgs,
         GatherRowsArgs,
@@ -42,7 +44,12 @@ fn argument_structs_have_the_same_size_on_both_sides() {
         PackedDequantizeArgs,
         PackedEmbedArgs,
         SampleArgs,
-        TopLogprobsArgs
+        TopLogprobsArgs,
+        CausalConvArgs,
+        GatedDeltaArgs,
+        GatedNormArgs,
+        Mamba2Args,
+        SigmoidGateArgs
     ];
     for kernel in Kernel::all() {
         let size = mirrored.iter().find(|(name, _)| *name == kernel.args_name()).map(|(_, size)| *size);

@@ -21,6 +21,7 @@ use super::{
     kernels::{Kernel, kv_suffix, launch},
     memory::{Constants, Scratch, StepArena},
     planes::{LayerPlanes, PlaneBlocks},
+    recurrent::{self, RecurrentLists},
 };
 
 /// Heads that a CTA of `rope_and_cache_*` takes.
@@ -37,6 +38,7 @@ pub struct StepLists {
     positions: DevicePtr,
     rope_positions: DevicePtr,
     groups: Vec<GroupLists>,
+    recurrent: RecurrentLists,
     /// By KV group and shape.
     plans: Vec<((usize, PlanShape), DevicePlan)>,
     part_out: Scratch,
@@ -97,6 +99,7 @@ impl StepLists {
             positions: 0,
             rope_positions: 0,
             groups: Vec::new(),
+            recurrent: RecurrentLists::default(),
             plans: Vec::new(),
             part_out: Scratch::default(),
             part_lse: Scratch::default(),
@@ -112,6 +115,7 @@ impl StepLists {
         self.token_ids = None;
         self.plans.clear();
         self.groups.clear();
+        self.recurrent = RecurrentLists::default();
         self.arena.reset()
     }
 
@@ -128,7 +132,16 @@ impl StepLists {
                 max_blocks: group.max_blocks,
             });
         }
+        if !step.state_slots.is_empty() {
+            let requests = self.arena.put(&recurrent::requests(step))?;
+            self.recurrent = RecurrentLists { requests, row_requests: self.arena.put(&recurrent::row_requests(step))? };
+        }
         Ok(())
+    }
+
+    /// The lists for recurrent layers, of a step of requests that have states.
+    pub fn recurrent(&self) -> RecurrentLists {
+        self.recurrent
     }
 
     /// Lists of a bucket for the kinds of layers that ran since the step began, and the buffers that they need; `largest` is the
@@ -139,9 +152,10 @@ impl StepLists {
         let [num_heads, width] = self.widest;
         self.part_out.floats(driver, num_parts * width)?;
         self.part_lse.floats(driver, num_parts * num_heads)?;
-        let longest = PaddedLists::new(largest, self.groups.len(), &kinds).bytes();
+        let has_states = self.recurrent != RecurrentLists::default();
+        let longest = PaddedLists::new(largest, self.groups.len(), has_states, &kinds).bytes();
         self.fixed.reserve(driver, longest, 0)?;
-        let mut lists = PaddedLists::new(bucket, self.groups.len(), &kinds);
+        let mut lists = PaddedLists::new(bucket, self.groups.len(), has_states, &kinds);
         lists.place(&self.fixed);
         Ok(lists)
     }
@@ -152,6 +166,7 @@ impl StepLists {
         self.token_ids = Some(lists.token_ids());
         [self.positions, self.rope_positions] = lists.positions();
         self.groups = lists.groups(self.fixed.addresses()[1]).collect();
+        self.recurrent = lists.recurrent();
         self.plans = lists.plans().collect();
     }
 
@@ -205,7 +220,7 @@ impl StepLists {
     }
 
     /// The step's plan for such a layer; layers with equal shapes share it.
-    fn plan(&mut self, group: usize, shape: PlanShape, step: &StepMetadata) -> Result<DevicePlan, CudaError> {
+    pub fn plan(&mut self, group: usize, shape: PlanShape, step: &StepMetadata) -> Result<DevicePlan, CudaError> {
         if let Some((_, plan)) = self.plans.iter().find(|(kind, _)| *kind == (group, shape)) {
             return Ok(plan.clone());
         }
@@ -242,7 +257,6 @@ impl StepLists {
         assert_eq!((q.cols(), out.cols()), (width, width), "columns of queries and output");
         out.set_rows(q.rows());
         let queries_per_kv = params.num_heads / params.num_kv_heads;
-        self.widest = [self.widest[0].max(params.num_heads), self.widest[1].max(width)];
         let alone = spec.dtype == KvDType::F32 || params.precision == Precision::Deterministic;
         let shape = PlanShape {
             queries_per_kv,
@@ -250,12 +264,12 @@ impl StepLists {
             chunk: params.chunk,
             mask: params.mask,
             dtype: spec.dtype,
+            latent: None,
             alone,
             splits: self.splits && !alone,
         };
         let plan = self.plan(group, shape, step)?;
-        let part_out = self.part_out.floats(driver, plan.num_parts * width)?;
-        let part_lse = self.part_lse.floats(driver, plan.num_parts * params.num_heads)?;
+        let [part_out, part_lse] = self.parts(driver, plan.num_parts, [params.num_heads, width])?;
         let out = device_at(out);
         let LayerPlanes { k_plane, v_plane, block_stride } = blocks(cache).layer(spec, layer);
         let layout = spec.layout(&layer.shape, KvSide::Key, block_stride);
@@ -287,7 +301,24 @@ impl StepLists {
         };
         let kernel = |family| attention_kernel(family, spec.dtype, params.head_dim);
         if plan.decode.len > 0 {
-            self.decode(driver, kernel("attention")?, &plan, &base)?;
+            let kernel = kernel("attention")?;
+            let merge = AttentionMergeArgs {
+                part_out,
+                part_lse,
+                sinks,
+                out,
+                num_heads: base.num_heads,
+                head_dim: base.head_dim,
+                out_type: base.out_type,
+                ..AttentionMergeArgs::default()
+            };
+            self.decode(driver, &plan, &merge, |work, len| {
+                // The KV heads of an entry follow each other: they share blocks, and what lies together is read together.
+                let grid = [len * params.num_kv_heads, 1, 1];
+                // SAFETY: the plan names rows of the step, block tables hold the blocks of every key, parts have room for those
+                // of a round.
+                unsafe { launch(driver, kernel, grid, &kernel_args::AttentionArgs { work, ..base }) }
+            })?;
         }
         if plan.prefill.len > 0 {
             let args = kernel_args::AttentionArgs { work: plan.prefill.at, ..base };
@@ -297,38 +328,50 @@ impl StepLists {
         Ok(())
     }
 
-    /// Attention of rows whose keys may come in parts, and their merge.
-    fn decode(
+    /// Room for so many parts of layers with so many query heads, and elements of a row.
+    pub fn parts(
+        &mut self,
+        driver: &Arc<dyn Driver>,
+        num_parts: usize,
+        [num_heads, width]: [usize; 2],
+    ) -> Result<[DevicePtr; 2], CudaError> {
+        self.widest = [self.widest[0].max(num_heads), self.widest[1].max(width)];
+        Ok([self.part_out.floats(driver, num_parts * width)?, self.part_lse.floats(driver, num_parts * num_heads)?])
+    }
+
+    /// Attention of rows whose keys may come in parts, by `attend` for so many entries of work that begin there, and their merge.
+    pub fn decode(
         &self,
         driver: &Arc<dyn Driver>,
-        kernel: Kernel,
         plan: &DevicePlan,
-        base: &kernel_args::AttentionArgs,
+        merge: &AttentionMergeArgs,
+        attend: impl Fn(DevicePtr, usize) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         for Round { decode, merges } in &plan.rounds {
-            let work = plan.decode.at + (decode.start * size_of::<AttentionWork>()) as u64;
-            let args = kernel_args::AttentionArgs { work, ..*base };
-            // The KV heads of an entry follow each other: they share blocks, and what lies together is read together.
-            let grid = [decode.len() * base.num_kv_heads as usize, 1, 1];
-            // SAFETY: the plan names rows of the step, block tables hold the blocks of every key, parts have room for those of a
-            // round.
-            unsafe { launch(driver, kernel, grid, &args)? };
-            let args = AttentionMergeArgs {
-                part_out: base.part_out,
-                part_lse: base.part_lse,
-                merges: plan.merges.at + (merges.start * size_of::<AttentionMerge>()) as u64,
-                sinks: base.sinks,
-                out: base.out,
-                num_heads: base.num_heads,
-                head_dim: base.head_dim,
-                out_type: base.out_type,
-                reserved: 0,
-            };
-            let grid = [merges.len(), (base.num_heads as usize).div_ceil(MERGED_HEADS_PER_CTA), 1];
+            if !decode.is_empty() {
+                attend(plan.decode.at + (decode.start * size_of::<AttentionWork>()) as u64, decode.len())?;
+            }
+            let at = plan.merges.at + (merges.start * size_of::<AttentionMerge>()) as u64;
+            let grid = [merges.len(), (merge.num_heads as usize).div_ceil(MERGED_HEADS_PER_CTA), 1];
             // SAFETY: the merges name rows of the step and parts that were just written.
-            unsafe { launch(driver, self.merge, grid, &args)? };
+            unsafe { launch(driver, self.merge, grid, &AttentionMergeArgs { merges: at, ..*merge })? };
         }
         Ok(())
+    }
+
+    /// Positions, and rows of rope tables.
+    pub fn positions(&self) -> [DevicePtr; 2] {
+        [self.positions, self.rope_positions]
+    }
+
+    /// The lists of a KV group.
+    pub fn group(&self, group: usize) -> GroupLists {
+        self.groups[group]
+    }
+
+    /// Whether the keys of requests that decode are cut.
+    pub fn splits(&self) -> bool {
+        self.splits
     }
 }
 
@@ -418,7 +461,8 @@ fn device_at(tensor: &Tensor) -> DevicePtr {
     tensor.device::<DeviceMemory>().expect("a tensor of this backend").at()
 }
 
-fn blocks(cache: &CacheEngine) -> &PlaneBlocks {
+/// Where a cache lies.
+pub fn blocks(cache: &CacheEngine) -> &PlaneBlocks {
     cache.device().expect("a cache of this backend")
 }
 

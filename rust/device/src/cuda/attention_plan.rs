@@ -19,6 +19,10 @@ use super::graph_plan::Bucket;
 const DECODE_VECTORS: usize = 16;
 /// The same of `prefill_*`.
 const PREFILL_VECTORS: usize = 64;
+/// The same of `latent_*`, whose CTAs may share the query heads.
+pub const LATENT_VECTORS: usize = 32;
+/// Rows of a request of latent attention whose keys are cut, though they may be in several CTAs: one that decodes, with drafts.
+const FEW_LATENT_ROWS: usize = 8;
 /// A part of the keys begins at a multiple of this.
 const KEY_TILE: usize = 64;
 /// Keys of a part at least. Measured on an H100 with 64 query heads, 8 KV heads and D 128 in bf16, parts of 512 keys against
@@ -47,7 +51,7 @@ pub struct Capacity {
 /// What decides the cut, apart from the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanShape {
-    /// Query heads that share a KV head.
+    /// Query heads that share a KV head; of latent attention those of a CTA.
     pub queries_per_kv: usize,
     /// See [`AttentionParams::window`](crate::AttentionParams).
     pub window: Option<usize>,
@@ -57,6 +61,8 @@ pub struct PlanShape {
     pub mask: Mask,
     /// How keys and values are stored: in f32, a CTA takes one row.
     pub dtype: KvDType,
+    /// Of latent attention, the query heads of a CTA for rows of a prompt, by the kernels that take others as well.
+    pub latent: Option<usize>,
     /// Whether every row is a tile of its own; so it is over f32.
     pub alone: bool,
     /// Whether the keys of few rows are cut; not those of rows that are alone.
@@ -68,8 +74,19 @@ impl PlanShape {
     fn decode_rows(self) -> usize {
         match self.dtype {
             KvDType::F32 => 1,
+            _ if self.latent.is_some() => self.rows(LATENT_VECTORS),
             _ => self.rows(DECODE_VECTORS),
         }
+    }
+
+    /// Rows that a CTA takes of a prompt.
+    fn prefill_rows(self) -> usize {
+        self.latent.map_or_else(|| self.rows(PREFILL_VECTORS), |heads| LATENT_VECTORS / heads)
+    }
+
+    /// Rows of a request whose keys are cut, at most.
+    fn few_rows(self) -> usize {
+        if self.latent.is_some() { FEW_LATENT_ROWS } else { self.decode_rows() }
     }
 
     /// Rows with so many query vectors a KV head.
@@ -130,9 +147,9 @@ pub struct Round {
 /// Lists for the kernels; the field names of the entries are those of `kernels/args.h`.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionPlan {
-    /// For `attention_*`.
+    /// For `attention_*`, or `latent_*`.
     pub decode: Vec<AttentionWork>,
-    /// For `prefill_*`.
+    /// For `prefill_*`, or `latent_*`.
     pub prefill: Vec<AttentionWork>,
     /// For `attention_merge`: rows that come in parts.
     pub merges: Vec<AttentionMerge>,
@@ -151,12 +168,12 @@ impl AttentionPlan {
     /// When more than 64 query heads share a KV head.
     pub fn new(step: &StepMetadata, shape: PlanShape) -> Self {
         let decode_rows = shape.decode_rows();
-        let prefill_rows = shape.rows(PREFILL_VECTORS);
+        let prefill_rows = shape.prefill_rows();
         assert!(decode_rows > 0 || prefill_rows > 0, "{} query heads share a KV head", shape.queries_per_kv);
         let mut plan = Self { rounds: vec![Round::default()], ..Self::default() };
         for request in 0..step.num_reqs() {
             let rows = step.query_start_loc[request] as usize..step.query_start_loc[request + 1] as usize;
-            let few = rows.len() <= decode_rows || (shape.alone && decode_rows > 0);
+            let few = rows.len() <= shape.few_rows() || (shape.alone && decode_rows > 0);
             let tile = if few { decode_rows } else { prefill_rows };
             let mut first = rows.start;
             while first < rows.end {
@@ -276,8 +293,16 @@ mod tests {
             reaches.into_iter().flat_map(move |(window, chunk)| {
                 let masks = [Mask::Causal, Mask::Full, Mask::Spans];
                 masks.into_iter().flat_map(move |mask| {
-                    let shape =
-                        move |queries_per_kv| PlanShape { queries_per_kv, window, chunk, mask, dtype, alone, splits: !alone };
+                    let shape = move |queries_per_kv| PlanShape {
+                        queries_per_kv,
+                        window,
+                        chunk,
+                        mask,
+                        dtype,
+                        latent: None,
+                        alone,
+                        splits: !alone,
+                    };
                     [1, 3, 7, 16, 40].into_iter().map(shape)
                 })
             })
@@ -320,11 +345,49 @@ mod tests {
         }
     }
 
+    /// Latent attention: the keys of up to eight rows come in parts, and more rows are tiles with a share of the heads.
+    #[test]
+    fn rows_of_latent_attention_come_in_parts_or_tiles() {
+        let step = step(&[(0, 40), (2000, 1), (2000, 8), (2000, 9), (5, 1)]);
+        for (queries_per_kv, rows, latent, prompt_rows) in [(32, 1, 32, 1), (20, 1, 4, 8), (16, 2, 16, 2), (3, 10, 3, 10)] {
+            for splits in [true, false] {
+                let shape = PlanShape {
+                    queries_per_kv,
+                    window: None,
+                    chunk: None,
+                    mask: Mask::Causal,
+                    dtype: KvDType::BF16,
+                    latent: Some(latent),
+                    alone: false,
+                    splits,
+                };
+                let plan = AttentionPlan::new(&step, shape);
+                let of =
+                    |works: &[AttentionWork]| (0..5).map(|r| works.iter().filter(|work| work.request == r).count()).collect();
+                let (decode, prefill): (Vec<_>, Vec<_>) = (of(&plan.decode), of(&plan.prefill));
+                let parts = if splits { 4 } else { 1 };
+                assert_eq!(decode, [0, parts, parts * 8_usize.div_ceil(rows), 0, 1], "{queries_per_kv} heads");
+                assert_eq!(prefill, [40_usize.div_ceil(prompt_rows), 0, 0, 9_usize.div_ceil(prompt_rows), 0], "{latent} heads");
+                assert!(plan.prefill.iter().all(|work| work.key_begin == 0 && work.part == -1));
+                assert!(plan.prefill.iter().all(|work| work.num_rows as usize <= prompt_rows));
+                assert!(plan.decode.iter().all(|work| work.num_rows as usize <= rows));
+            }
+        }
+    }
+
     #[test]
     fn a_row_that_is_alone_is_computed_alike_however_its_prompt_is_cut() {
         for (dtype, queries_per_kv) in [(KvDType::F32, 4), (KvDType::F32, 40), (KvDType::BF16, 4), (KvDType::BF16, 40)] {
-            let shape =
-                PlanShape { queries_per_kv, window: None, chunk: None, mask: Mask::Causal, dtype, alone: true, splits: false };
+            let shape = PlanShape {
+                queries_per_kv,
+                window: None,
+                chunk: None,
+                mask: Mask::Causal,
+                dtype,
+                latent: None,
+                alone: true,
+                splits: false,
+            };
             let rows = |requests: &[(usize, usize)]| -> Vec<_> {
                 let plan = AttentionPlan::new(&step(requests), shape);
                 assert!(plan.merges.is_empty() && (plan.prefill.is_empty() || plan.decode.is_empty()));
@@ -347,6 +410,7 @@ mod tests {
                 chunk: None,
                 mask: Mask::Causal,
                 dtype: KvDType::F16,
+                latent: None,
                 alone: false,
                 splits: true,
             },
@@ -378,6 +442,7 @@ mod tests {
             chunk: None,
             mask: Mask::Causal,
             dtype: KvDType::BF16,
+            latent: None,
             alone: false,
             splits: true,
         };
@@ -410,6 +475,7 @@ mod tests {
             chunk: None,
             mask: Mask::Causal,
             dtype: KvDType::BF16,
+            latent: None,
             alone: false,
             splits: true,
         };
@@ -430,7 +496,11 @@ mod tests {
             let requests: Vec<_> = positions.iter().map(|position| (*position, 1)).collect();
             let step = step(&requests);
             let bucket = Bucket::of(&step, 256).unwrap();
-            for shape in shapes().flat_map(|shape| [shape, PlanShape { splits: false, ..shape }]) {
+            let latent = [1, 3, 16, 32].into_iter().flat_map(|queries_per_kv| {
+                let all = shapes().filter(|shape| shape.window.is_none() && shape.chunk.is_none() && shape.mask == Mask::Causal);
+                all.map(move |shape| PlanShape { queries_per_kv, latent: Some(queries_per_kv), ..shape })
+            });
+            for shape in shapes().chain(latent).flat_map(|shape| [shape, PlanShape { splits: false, ..shape }]) {
                 let (plan, capacity) = (AttentionPlan::new(&step, shape), shape.capacity(bucket));
                 assert!(plan.decode.len() <= capacity.decode && plan.prefill.len() <= capacity.prefill, "{shape:?} {capacity:?}");
                 assert!(plan.merges.len() <= capacity.merges && plan.num_parts <= capacity.num_parts, "{shape:?} {capacity:?}");
@@ -446,6 +516,7 @@ mod tests {
             chunk: None,
             mask: Mask::Causal,
             dtype: KvDType::BF16,
+            latent: None,
             alone: false,
             splits: false,
         };

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     Activation, AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, Constant, DType, Device, DeviceError,
-    DeviceSampler, EmbedArgs, EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, Linear,
-    LinearOptions, Norm, NormKind, NormSpan, Phases, Precision, Projection, ResidualArgs, RopeArgs, RowSampling, SampledRow,
-    StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
+    DeviceSampler, EmbedArgs, EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, LatentPhases,
+    Linear, LinearOptions, Norm, NormKind, NormSpan, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs,
+    RowSampling, SampledRow, StateCache, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, GatherRowsArgs, NormArgs},
 };
@@ -21,11 +21,14 @@ use super::{
     driver::{DeviceMemory, Driver},
     experts::{self, ExpertsState},
     graph,
-    kernels::{HEAD_DIMS, Kernel, kv_suffix, launch},
+    kernels::{HEAD_DIMS, Kernel, LATENT_DIMS, MAX_LATENT_WIDTH, kv_suffix, launch},
+    latent::{self, LatentScratch},
     linear::{CudaLinear, Rows},
     memory::{Constants, RowNumbers, Scratch},
     packed::PackedFormat,
+    pieces::RowNorm,
     planes::PlaneBlocks,
+    recurrent::{self, Recurrence},
     sample::Sampling,
 };
 
@@ -73,8 +76,10 @@ pub(super) struct State {
     pub(super) constants: Constants,
     pub(super) dense: Dense,
     pub(super) experts: ExpertsState,
+    pub(super) latent: LatentScratch,
     sampling: Sampling,
     row_numbers: RowNumbers,
+    pub(super) recurrence: Recurrence,
     /// Normed rows, `[num_tokens, in_features]`.
     pub(super) normed: Scratch,
     /// A projection before it is added or gated, `[num_tokens, out_features]`.
@@ -132,8 +137,10 @@ impl CudaBackend {
             constants: Constants::default(),
             dense: Dense::new(&driver)?,
             experts: ExpertsState::new()?,
+            latent: LatentScratch::default(),
             sampling: Sampling::new()?,
             row_numbers: RowNumbers::default(),
+            recurrence: Recurrence::new()?,
             normed: Scratch::default(),
             projected: Scratch::default(),
             up: Scratch::default(),
@@ -149,8 +156,10 @@ impl CudaBackend {
     /// Addresses that graphs know, 0 of what is not there yet, and a number that is not 0 and changes with those of constants.
     pub(super) fn buffers(&self) -> Vec<DevicePtr> {
         let mut state = self.state();
-        let own = [state.normed.at(), state.projected.at(), state.up.at(), state.constants.clear_lost() + 1];
-        [&own[..], &state.dense.buffers(), &state.lists.buffers(), &state.experts.buffers()].concat()
+        let lost = state.constants.clear_lost() + 1;
+        let own = [state.normed.at(), state.projected.at(), state.up.at(), state.recurrence.buffer(), lost];
+        let State { dense, lists, experts, latent, .. } = &mut *state;
+        [&own[..], &dense.buffers(), &lists.buffers(), &experts.buffers(), &latent.buffers()].concat()
     }
 
     /// With so many threads for what is left to the host: sampling.
@@ -201,16 +210,34 @@ impl CudaBackend {
         unsafe { launch(&self.driver, kernel, [x.count, 1, 1], &args) }
     }
 
-    /// `x`, normed if there is a norm, as the weights read it.
-    fn normed(&self, state: &mut State, x: &Tensor, norm: Option<&Norm>, linears: &[&Linear]) -> Result<Rows, CudaError> {
-        let rows = rows(x);
-        if norm.is_none() {
-            return Ok(rows);
+    /// Multiplies rows, normed if there is a norm, by every weight.
+    ///
+    /// # Safety
+    /// Rows and outputs are memory of the driver of these shapes.
+    pub(super) unsafe fn multiply(
+        &self,
+        state: &mut State,
+        rows: Rows,
+        norm: Option<&Norm>,
+        products: &[Product<'_>],
+    ) -> Result<(), CudaError> {
+        let Some(norm) = norm else {
+            // SAFETY: the caller's promise.
+            return unsafe { state.dense.multiply(rows, products) };
+        };
+        let linears = || products.iter().map(|product| product.linear);
+        if norm.kind == NormKind::Rms && norm.bias.is_none() && state.dense.takes_norm(rows, linears()) {
+            assert_eq!(norm.weight.len(), rows.cols, "weights of the norm");
+            let norm = RowNorm { weight: state.constants.of(&self.driver, &norm.weight)?, eps: norm.eps };
+            // SAFETY: as above.
+            return unsafe { state.dense.multiply_normed(rows, norm, products) };
         }
-        let element = state.dense.input_element(rows.count, linears.iter().map(|linear| cuda(linear)));
+        let element = state.dense.input_element(rows.count, linears());
         let out = state.normed.floats(&self.driver, rows.count * rows.cols)?;
-        self.norm_pass(&mut state.constants, rows, &NormPass { norm, out, element, ..NormPass::default() })?;
-        Ok(Rows { at: out, element, ..rows })
+        let pass = NormPass { norm: Some(norm), out, element, ..NormPass::default() };
+        self.norm_pass(&mut state.constants, rows, &pass)?;
+        // SAFETY: as above; what is normed has the same shape.
+        unsafe { state.dense.multiply(Rows { at: out, element, ..rows }, products) }
     }
 
     /// `out = activation(gate) * up`, or `activation(gate)` where `up` is 0.
@@ -262,9 +289,6 @@ impl CudaBackend {
     }
 
     fn try_norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>]) -> Result<(), CudaError> {
-        let mut state = self.state();
-        let linears: Vec<_> = projections.iter().map(|projection| projection.linear).collect();
-        let input = self.normed(&mut state, x, norm, &linears)?;
         let products: Vec<_> = projections
             .iter_mut()
             .map(|projection| {
@@ -273,8 +297,8 @@ impl CudaBackend {
                 plain(projection.linear, device(projection.out).at())
             })
             .collect();
-        // SAFETY: the input is a buffer of its shape; the outputs have its rows and the checked widths.
-        unsafe { state.dense.multiply(input, &products) }
+        // SAFETY: the outputs have the rows of the input and the checked widths.
+        unsafe { self.multiply(&mut self.state(), rows(x), norm, &products) }
     }
 
     fn try_linear_residual(&self, args: &ResidualArgs<'_>) -> Result<(), CudaError> {
@@ -294,25 +318,24 @@ impl CudaBackend {
     }
 
     fn try_gate_up(&self, args: &mut GateUpArgs<'_>) -> Result<(), CudaError> {
-        let mut state = self.state();
-        let linears: Vec<_> = args.gate.into_iter().chain([args.up]).collect();
-        let input = self.normed(&mut state, args.x, args.norm, &linears)?;
-        args.out.set_rows(input.count);
+        let state = &mut *self.state();
+        let count = args.x.rows();
+        args.out.set_rows(count);
         let cols = args.out.cols();
         assert_eq!(args.up.out_features, cols, "columns of the output");
         let (out, activation) = (device(args.out).at(), Gating::of(args.activation));
         let Some(gate) = args.gate else {
             // SAFETY: the output has the rows of the input and the checked width.
-            unsafe { state.dense.multiply(input, &[plain(args.up, out)])? };
-            let gated = Rows { at: out, count: input.count, cols, element: ElementType::F32 };
+            unsafe { self.multiply(state, rows(args.x), args.norm, &[plain(args.up, out)])? };
+            let gated = Rows { at: out, count, cols, element: ElementType::F32 };
             return self.activate(gated, 0, out, activation);
         };
         assert_eq!(gate.out_features, cols, "columns of the output");
-        let gated = state.projected.floats(&self.driver, input.count * cols)?;
-        let up = state.up.floats(&self.driver, input.count * cols)?;
+        let gated = state.projected.floats(&self.driver, count * cols)?;
+        let up = state.up.floats(&self.driver, count * cols)?;
         // SAFETY: both buffers were made for the products.
-        unsafe { state.dense.multiply(input, &[plain(gate, gated), plain(args.up, up)])? };
-        let gated = Rows { at: gated, count: input.count, cols, element: ElementType::F32 };
+        unsafe { self.multiply(state, rows(args.x), args.norm, &[plain(gate, gated), plain(args.up, up)])? };
+        let gated = Rows { at: gated, count, cols, element: ElementType::F32 };
         self.activate(gated, up, out, activation)
     }
 
@@ -356,6 +379,25 @@ impl CudaBackend {
     }
 }
 
+/// Whether latent attention has kernels for vectors of so many elements.
+fn check_latent(dtype: KvDType, width: usize) -> Result<(), DeviceError> {
+    let made_for: usize = LATENT_DIMS.iter().sum();
+    let is_there = match dtype {
+        // Products read what a head has of a query 8 elements at a time.
+        KvDType::F32 => width <= MAX_LATENT_WIDTH && width.is_multiple_of(8),
+        KvDType::F16 | KvDType::BF16 => width == made_for,
+        KvDType::F8E4M3 | KvDType::Int8 => false,
+    };
+    if is_there {
+        return Ok(());
+    }
+    Err(DeviceError::Unsupported(format!(
+        "latent attention with vectors of {width} elements has no GPU kernel for a {} KV cache; pa_cache_type=PagedCacheType.F16 \
+         and BF16 take {made_for}, F32 any multiple of 8 up to {MAX_LATENT_WIDTH}, and device=\"cpu\" computes all",
+        kv_suffix(dtype)
+    )))
+}
+
 /// Values of [`State::normed`], [`State::projected`] and [`State::up`] in the largest step.
 fn planned_floats(shape: &WorkspaceShape) -> [usize; 3] {
     let gated = if shape.gated { shape.intermediate_size } else { 0 };
@@ -363,14 +405,16 @@ fn planned_floats(shape: &WorkspaceShape) -> [usize; 3] {
 }
 
 /// The tensor's memory on the device.
-fn device(tensor: &Tensor) -> &DeviceMemory {
+pub(super) fn device(tensor: &Tensor) -> &DeviceMemory {
     tensor.device().expect("a tensor of this backend")
 }
 
+/// The rows in use.
 pub(super) fn rows(tensor: &Tensor) -> Rows {
     Rows { at: device(tensor).at(), count: tensor.rows(), cols: tensor.cols(), element: ElementType::F32 }
 }
 
+/// The weight on the device.
 pub(super) fn cuda(linear: &Linear) -> &CudaLinear {
     linear.weight()
 }
@@ -386,6 +430,10 @@ pub(super) fn done(result: Result<(), CudaError>) {
 }
 
 impl Backend for CudaBackend {
+    fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
+        Some(self)
+    }
+
     fn expert_phases(&self) -> Option<&dyn ExpertPhases> {
         Some(self)
     }
@@ -395,6 +443,10 @@ impl Backend for CudaBackend {
     }
 
     fn sampler(&self) -> Option<&dyn DeviceSampler> {
+        Some(self)
+    }
+
+    fn latent_phases(&self) -> Option<&dyn LatentPhases> {
         Some(self)
     }
 
@@ -434,7 +486,7 @@ impl Device for CudaBackend {
     fn check_kv_layer(&self, dtype: KvDType, shape: KvShape) -> Result<(), DeviceError> {
         let head_dim = shape.head_dim()?;
         if shape.is_latent() {
-            return Err(DeviceError::Unsupported("latent attention has no GPU kernel yet; device=\"cpu\" computes it".into()));
+            return check_latent(dtype, head_dim);
         }
         if dtype == KvDType::F32 || HEAD_DIMS.contains(&head_dim) {
             return Ok(());
@@ -449,6 +501,10 @@ impl Device for CudaBackend {
     fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
         spec.layers.iter().try_for_each(|layer| self.check_kv_layer(spec.dtype, layer.shape))?;
         CacheEngine::on_device(spec, |block_bytes| Ok(PlaneBlocks::new(&self.driver, spec, block_bytes)?))
+    }
+
+    fn alloc_states(&self, num_slots: usize, lens: &[usize]) -> Result<StateCache, DeviceError> {
+        self.new_states(num_slots, lens)
     }
 
     fn load_linear(&self, weight: &WeightView, options: &LinearOptions) -> Result<Linear, DeviceError> {
@@ -471,20 +527,23 @@ impl Device for CudaBackend {
 
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
         let floats: usize = planned_floats(shape).iter().sum();
-        (floats * size_of::<f32>()) as u64
+        (floats * size_of::<f32>() + recurrent::workspace_bytes(shape)) as u64
             + attention::workspace_bytes(shape)
             + experts::workspace_bytes(shape)
+            + latent::workspace_bytes(shape)
             + self.state().dense.workspace_bytes(shape)
     }
 
     fn plan_workspaces(&self, shape: &WorkspaceShape) {
-        let State { lists, dense, experts, normed, projected, up, .. } = &mut *self.state();
+        let State { lists, dense, experts, latent, recurrence, normed, projected, up, .. } = &mut *self.state();
         for (scratch, floats) in [normed, projected, up].into_iter().zip(planned_floats(shape)) {
             scratch.plan(floats * size_of::<f32>());
         }
         lists.plan_parts(shape);
         dense.plan(shape);
         experts.plan(shape);
+        latent.plan(shape);
+        recurrence.plan(shape);
     }
 
     fn graph_bytes(&self) -> u64 {

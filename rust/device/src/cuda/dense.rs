@@ -21,7 +21,7 @@ use super::{
     linear::{self, CudaLinear, Form, Rows, StoredKernels},
     memory::Scratch,
     packed::{BLOCK_COLUMNS, PANEL_ROWS, PackedFormat},
-    pieces::{self, PieceProducts, Way},
+    pieces::{self, PieceProducts, RowNorm, Way},
 };
 
 /// Rows up to which a weight in f32 is multiplied by `gemv_*`.
@@ -137,6 +137,25 @@ impl Dense {
                 // SAFETY: the caller's promise; the rows were rounded above.
                 unsafe { self.driver.matmul(&matmul)? };
             }
+        }
+        Ok(())
+    }
+
+    /// Whether all products norm the rows themselves that they read ([`Self::multiply_normed`]).
+    pub fn takes_norm<'a>(&self, x: Rows, linears: impl IntoIterator<Item = &'a CudaLinear>) -> bool {
+        pieces::takes_norm(x.count, x.cols) && linears.into_iter().all(|linear| way(linear).is_some())
+    }
+
+    /// Norms a row and multiplies it by every weight.
+    ///
+    /// # Safety
+    /// As [`Self::multiply`]; the norm has a weight for each column.
+    pub unsafe fn multiply_normed(&mut self, x: Rows, norm: RowNorm, products: &[Product<'_>]) -> Result<(), CudaError> {
+        for alike in products.chunk_by(is_alike).flat_map(|alike| alike.chunks(MAX_TARGETS)) {
+            let way = way(alike[0].linear).expect("a weight that is multiplied by pieces");
+            assert_eq!(x.cols, alike[0].linear.in_features(), "columns of the input");
+            // SAFETY: the caller's promise; these are alike.
+            unsafe { self.pieces.multiply_normed(&self.driver, way, (x, norm), alike)? };
         }
         Ok(())
     }
@@ -271,7 +290,9 @@ impl Dense {
     /// Bytes of each of the buffers.
     fn planned_bytes(&self, shape: &WorkspaceShape) -> [usize; 4] {
         let &WorkspaceShape { num_tokens, dtype, precision, .. } = shape;
+        // What a recurrent layer gives is no wider than half of its projections: there is a gate for each column.
         let widest = shape.hidden_size.max(shape.intermediate_size).max(shape.num_heads * shape.head_dim);
+        let widest = widest.max(shape.recurrent_width / 2);
         let is_by_pieces = PackedFormat::of(dtype, precision).is_some() || gemm_floats::takes(dtype, precision);
         let has_many = self.has_matmul && precision == Precision::Fast && !is_few(dtype, num_tokens, widest);
         let is_rounded =

@@ -6,9 +6,10 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::kernel_args::{
-    AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType, EmbedArgs,
-    FillBiasArgs, GatedActivationArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupTile, GroupedArgs, NormArgs,
-    PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, SampleRow, TopLogprobsArgs,
+    AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType,
+    EmbedArgs, FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupTile,
+    GroupedArgs, LatentAttentionArgs, LatentCacheArgs, Mamba2Args, NormArgs, PackedDequantizeArgs, PackedEmbedArgs,
+    RecurrentRequest, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, SampleRow, SigmoidGateArgs, TopLogprobsArgs,
 };
 
 use super::{CudaError, Gpu, GpuMemory, kernels::Kernel};
@@ -252,6 +253,8 @@ plain!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 plain!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs);
 plain!(SampleArgs, SampleRow, TopLogprobsArgs);
 plain!(AddExpertsArgs, GroupTile, GroupedArgs, RouteArgs);
+plain!(LatentAttentionArgs, LatentCacheArgs);
+plain!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, RecurrentRequest, SigmoidGateArgs);
 
 /// The values as they lie in memory.
 pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {

@@ -78,7 +78,7 @@ impl CudaBackend {
         graphs.know(self.buffers());
         if !graphs.by_bucket.contains_key(&bucket) {
             let taken: u64 = graphs.by_bucket.values().flatten().map(|graph| graph.bytes).sum();
-            let recorded = match self.record([bucket, Bucket::largest(max_rows)], step.groups.len(), run) {
+            let recorded = match self.record([bucket, Bucket::largest(max_rows)], step, run) {
                 Ok(graph) if taken + graph.bytes <= RESERVED_BYTES => Some(graph),
                 other => {
                     let why =
@@ -107,10 +107,11 @@ impl CudaBackend {
         unsafe { self.driver().replay(graph.recorded.id) }
     }
 
-    fn record(&self, [bucket, largest]: [Bucket; 2], num_groups: usize, run: Run<'_>) -> Result<Graph, String> {
+    fn record(&self, [bucket, largest]: [Bucket; 2], step: &StepMetadata, run: Run<'_>) -> Result<Graph, String> {
         let text = |error: CudaError| error.to_string();
         let driver = self.driver();
-        let (token_ids, rehearsal) = (vec![0; bucket.rows], bucket.rehearsal(num_groups));
+        let rehearsal = bucket.rehearsal(step.groups.len(), !step.state_slots.is_empty());
+        let token_ids = vec![0; bucket.rows];
         self.state().lists.begin(&rehearsal).map_err(text)?;
         // What fails here fails as any step.
         run(&token_ids, &rehearsal);

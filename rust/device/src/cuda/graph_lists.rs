@@ -1,8 +1,8 @@
 //! The lists of a step at addresses that do not change, padded to the size of a graph, and copied at once.
 //!
 //! ```text
-//!         | token ids | positions | rope positions | slots of each group | work and merges of each kind of layer |
-//! smaller sizes begin later                                                                 they all end here: ^
+//!         | token ids | positions | rope positions | states | slots of each group | work and merges of each kind of layer |
+//! smaller sizes begin later                                                                          they all end here: ^
 //! | block table of group 0, request 0 | group 0, request 1 | ... | group 1, request 0 | ...
 //! ```
 //!
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::{
     StepMetadata,
-    kernel_args::{AttentionMerge, AttentionWork, DevicePtr},
+    kernel_args::{AttentionMerge, AttentionWork, DevicePtr, NO_SLOT, RecurrentRequest},
 };
 
 use super::{
@@ -22,6 +22,7 @@ use super::{
     attention_plan::{AttentionPlan, PlanShape, Round},
     driver::{DeviceMemory, Driver, Plain, bytes_of},
     graph_plan::Bucket,
+    recurrent::{RecurrentLists, requests},
 };
 
 /// Lists begin at a multiple of this.
@@ -71,6 +72,9 @@ pub struct PaddedLists {
     token_ids: Region,
     positions: Region,
     rope_positions: Region,
+    /// Requests and those of rows, for recurrent layers; without entries where there are none.
+    requests: Region,
+    row_requests: Region,
     slots: Vec<Region>,
     plans: Vec<(usize, PlanShape, PlanLists)>,
 }
@@ -91,11 +95,12 @@ struct Region {
 }
 
 const NO_WORK: AttentionWork = AttentionWork { request: 0, first_row: 0, num_rows: 0, key_begin: 0, key_end: 0, part: -1 };
+const NO_REQUEST: RecurrentRequest = RecurrentRequest { first_row: 0, num_rows: 0, slot: NO_SLOT, begins: 0 };
 const NO_MERGE: AttentionMerge = AttentionMerge { row: 0, first_part: 0, num_parts: 0, part_stride: 0 };
 
 impl PaddedLists {
-    /// For these kinds of layers: KV group and shape. Until [`Self::place`], they lie nowhere.
-    pub fn new(bucket: Bucket, num_groups: usize, kinds: &[(usize, PlanShape)]) -> Self {
+    /// For these kinds of layers: KV group and shape; with lists for recurrent ones where there are such. Until [`Self::place`], they lie nowhere.
+    pub fn new(bucket: Bucket, num_groups: usize, has_states: bool, kinds: &[(usize, PlanShape)]) -> Self {
         let mut end = 0;
         let mut region = |len: usize, size: usize| {
             let at = end;
@@ -104,6 +109,9 @@ impl PaddedLists {
         };
         let rows = bucket.rows;
         let [token_ids, positions, rope_positions] = [(); 3].map(|()| region(rows, size_of::<u32>()));
+        let with_states = if has_states { rows } else { 0 };
+        let requests = region(with_states, size_of::<RecurrentRequest>());
+        let row_requests = region(with_states, size_of::<u32>());
         let slots = (0..num_groups).map(|_| region(rows, size_of::<i64>())).collect();
         let plans = kinds
             .iter()
@@ -118,7 +126,19 @@ impl PaddedLists {
                 (group, shape, lists)
             })
             .collect();
-        Self { bucket, at: 0, bytes: end, staging: Vec::new(), token_ids, positions, rope_positions, slots, plans }
+        Self {
+            bucket,
+            at: 0,
+            bytes: end,
+            staging: Vec::new(),
+            token_ids,
+            positions,
+            rope_positions,
+            requests,
+            row_requests,
+            slots,
+            plans,
+        }
     }
 
     /// Bytes of all lists.
@@ -148,6 +168,14 @@ impl PaddedLists {
     /// Addresses of positions and rope positions.
     pub fn positions(&self) -> [DevicePtr; 2] {
         [self.positions, self.rope_positions].map(|region| self.at(region))
+    }
+
+    /// The lists for recurrent layers.
+    pub fn recurrent(&self) -> RecurrentLists {
+        if self.requests.len == 0 {
+            return RecurrentLists::default();
+        }
+        RecurrentLists { requests: self.at(self.requests), row_requests: self.at(self.row_requests) }
     }
 
     /// The lists of each group; all block tables begin at `tables`.
@@ -188,6 +216,10 @@ impl PaddedLists {
         self.fill(self.token_ids, token_ids, 0);
         self.fill(self.positions, &step.positions, 0);
         self.fill(self.rope_positions, &step.rope_positions, 0);
+        self.fill(self.requests, &requests(step), NO_REQUEST);
+        // Rows that pad have requests that pad.
+        let rows: Vec<u32> = (0..self.row_requests.len as u32).collect();
+        self.fill(self.row_requests, &rows, 0);
         for (region, group) in self.slots.clone().into_iter().zip(&step.groups) {
             self.fill(region, &group.slot_mapping, -1);
         }

@@ -1,6 +1,6 @@
 //! Which steps share a CUDA graph: those in which every request decodes, of the same padded size.
 
-use crate::{KvGroupMetadata, StepMetadata};
+use crate::{KvGroupMetadata, StepMetadata, kernel_args::NO_SLOT};
 
 use super::attention_plan::{MAX_KEPT_PARTS, MAX_PARTS, MIN_PART_KEYS, max_parts};
 
@@ -50,8 +50,9 @@ impl Bucket {
     }
 
     /// A step of this many rows that writes no keys and reads those of the null block: what is recorded, and run once before. The
-    /// first row's keys come in parts where some may, so that every kernel is loaded.
-    pub fn rehearsal(self, num_groups: usize) -> StepMetadata {
+    /// first row's keys come in parts where some may, so that every kernel is loaded. Its requests keep no states, and have slots
+    /// that are none where requests have any.
+    pub fn rehearsal(self, num_groups: usize, has_states: bool) -> StepMetadata {
         let mut positions = vec![0; self.rows];
         positions[0] = if self.has_parts() { PARTED_POSITION } else { 0 };
         let max_blocks = positions[0] as usize / MIN_BLOCK_SIZE + 1;
@@ -62,7 +63,7 @@ impl Bucket {
             query_start_loc: (0..=self.rows as u32).collect(),
             seq_lens: positions.iter().map(|position| position + 1).collect(),
             positions,
-            state_slots: Vec::new(),
+            state_slots: vec![NO_SLOT; if has_states { self.rows } else { 0 }],
             adapters: Vec::new(),
             span_ends: Vec::new(),
             groups: vec![group; num_groups],
@@ -163,11 +164,12 @@ mod tests {
     fn a_rehearsal_is_a_step_of_its_rows_that_writes_nowhere() {
         for (rows, parts) in [(24, 24), (24, 128), (2, 4), (1, 1), (1, 16)] {
             let bucket = Bucket { rows, parts };
-            let step = bucket.rehearsal(2);
+            let step = bucket.rehearsal(2, true);
             let own = Bucket::of(&step, 256).unwrap();
             assert_eq!((own.rows, own.has_parts()), (rows, bucket.has_parts()));
             assert!(own.parts <= parts);
             assert_eq!(step.groups.len(), 2);
+            assert_eq!((step.state_slots, bucket.rehearsal(1, false).state_slots), (vec![NO_SLOT; rows], vec![]));
             for group in &step.groups {
                 assert!(group.slot_mapping.iter().all(|slot| *slot == -1));
                 assert_eq!(group.block_tables, vec![0; rows * group.max_blocks]);

@@ -23,7 +23,7 @@ use super::{
 };
 
 /// CTAs of a grid in y at most.
-const MAX_GRID_Y: usize = 65535;
+pub const MAX_GRID_Y: usize = 65535;
 
 /// Weights of one shape and format, one for each group, as kernels find them. It holds addresses: the weights outlive it.
 #[derive(Clone, Copy)]

@@ -8,9 +8,10 @@ use std::{
 use crate::{
     DType, KvDType,
     kernel_args::{
-        AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs, FillBiasArgs,
-        GatedActivationArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupedArgs, NormArgs, PackedDequantizeArgs, PackedEmbedArgs,
-        RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, TopLogprobsArgs,
+        AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs,
+        FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupedArgs,
+        LatentAttentionArgs, LatentCacheArgs, Mamba2Args, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs,
+        RoundValuesArgs, RouteArgs, SampleArgs, SigmoidGateArgs, TopLogprobsArgs,
     },
 };
 
@@ -40,6 +41,10 @@ pub const GEMM_ROWS: [usize; 3] = [8, 16, 32];
 pub const GROUPED_ROWS: [usize; 2] = [8, 32];
 /// Head sizes that the attention kernels for caches of 16 bits and less are made for.
 pub const HEAD_DIMS: [usize; 7] = [64, 80, 96, 112, 128, 192, 256];
+/// Elements of a vector that the latent attention kernels for caches of 16 bits are made for: those that rotate, and the latent.
+pub const LATENT_DIMS: [usize; 2] = [64, 512];
+/// Elements of such a vector in f32 at most.
+pub const MAX_LATENT_WIDTH: usize = 1024;
 
 impl Kernel {
     /// Every kernel of the manifest, by name.
@@ -96,7 +101,9 @@ macro_rules! args {
 args!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
 args!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 args!(AddExpertsArgs, GroupedArgs, RouteArgs);
+args!(LatentAttentionArgs, LatentCacheArgs);
 args!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, TopLogprobsArgs);
+args!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, SigmoidGateArgs);
 
 /// Starts a kernel on a grid; a grid that is empty is nothing to do.
 ///

@@ -4,13 +4,14 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     CudaBackend, EMBEDDED,
-    kernels::{HEAD_DIMS, Kernel},
+    kernels::{HEAD_DIMS, Kernel, LATENT_DIMS},
     recording::{Event, RecordingDriver},
 };
 use crate::{
-    Activation, AttentionArgs, AttentionParams, CacheEngine, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable, GateUpArgs,
-    KvCacheSpec, KvDType, KvGroupMetadata, KvShape, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection,
-    ResidualArgs, RopeArgs, StepMetadata, WeightView, mmap::Bytes,
+    Activation, AttentionArgs, AttentionParams, CacheEngine, Conv, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable,
+    GateUpArgs, GatedDelta, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases,
+    LatentQuery, Linear, LinearOptions, Mamba2, Norm, NormKind, Phases, Precision, Projection, Recurrent, RecurrentArgs,
+    RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, WeightView, mmap::Bytes,
 };
 
 /// Kernels that no phase launches: floats are multiplied as they are.
@@ -42,8 +43,14 @@ fn every_kernel_is_launched() {
     }
     norm_and_gate(&backend);
     add_bias_and_sample(&backend);
+    for state_rows in [128, WIDTH] {
+        recur(&backend, state_rows);
+    }
     for cache in caches(&backend) {
         attend(&backend, &cache);
+    }
+    for dtype in [KvDType::F32, KvDType::F16, KvDType::BF16] {
+        attend_latent(&backend, dtype);
     }
     let events = recording.events();
     let launched: BTreeSet<&str> =
@@ -105,6 +112,65 @@ fn add_bias_and_sample(backend: &CudaBackend) {
     backend.sample(&logits, &[None; 100], 2);
 }
 
+/// Layers of a head whose state has so many rows, and the gate of attention.
+fn recur(backend: &CudaBackend, state_rows: usize) {
+    let linear = |rows: usize| {
+        let weight = WeightView::new(DType::F32, rows, WIDTH, Bytes::from_vec(vec![0; rows * WIDTH * 4])).unwrap();
+        let options = LinearOptions { name: "w".into(), precision: Precision::Fast, bias: None };
+        backend.load_linear(&weight, &options).unwrap()
+    };
+    let conv = |num_channels| Conv { weight: vec![0.0; 4 * num_channels].into(), bias: None, num_channels };
+    let one = || vec![0.0; 1].into();
+    let norm = || Norm { kind: NormKind::Rms, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
+    let mamba2 = Recurrent::Mamba2(Mamba2 {
+        z: linear(WIDTH),
+        xbc: linear(WIDTH + 2 * state_rows),
+        dt: linear(1),
+        conv: conv(WIDTH + 2 * state_rows),
+        dt_bias: one(),
+        a: one(),
+        d: one(),
+        norm: norm(),
+        num_heads: 1,
+        num_groups: 1,
+        state_dim: state_rows,
+        dt_limits: [0.0, f32::INFINITY],
+    });
+    let gated_delta = Recurrent::GatedDelta(GatedDelta {
+        q: linear(state_rows),
+        k: linear(state_rows),
+        v: linear(WIDTH),
+        z: linear(WIDTH),
+        b: linear(1),
+        dt: linear(1),
+        convs: [state_rows, state_rows, WIDTH].map(conv),
+        dt_bias: one(),
+        a: one(),
+        norm: norm(),
+        num_key_heads: 1,
+        num_value_heads: 1,
+        is_grouped: true,
+    });
+    let step = StepMetadata {
+        positions: vec![0, 1],
+        rope_positions: vec![0, 1],
+        query_start_loc: vec![0, 2],
+        seq_lens: vec![2],
+        state_slots: vec![1],
+        ..StepMetadata::default()
+    };
+    backend.begin_step(&step);
+    let [mut hidden, mut out] = [(); 2].map(|()| backend.alloc(2, WIDTH).unwrap());
+    hidden.set_rows(2);
+    for weights in [&mamba2, &gated_delta] {
+        let states = backend.alloc_states(2, &[weights.state_len()]).unwrap();
+        backend
+            .recurrent(RecurrentArgs { hidden: &hidden, norm: None, weights, states: &states, layer: 0, out: &mut out }, &step);
+        states.copy(1, 0).unwrap();
+    }
+    backend.gate(&mut out, &hidden);
+}
+
 fn caches(backend: &CudaBackend) -> impl Iterator<Item = CacheEngine> {
     let shapes = KvDType::ALL.into_iter().flat_map(|dtype| HEAD_DIMS.map(|head_dim| (dtype, head_dim)));
     shapes.map(|(dtype, head_dim)| {
@@ -113,22 +179,28 @@ fn caches(backend: &CudaBackend) -> impl Iterator<Item = CacheEngine> {
     })
 }
 
+const PROMPT: usize = 90;
+
 /// A request that decodes after so many tokens that it comes in parts, and a prompt.
-fn attend(backend: &CudaBackend, cache: &CacheEngine) {
-    let head_dim = cache.layer(0).shape.k_dim;
-    let (before, prompt, num_heads) = (2000, 90, 2);
+fn step() -> StepMetadata {
+    let (before, prompt) = (2000, PROMPT);
     let rows = prompt + 1;
     let max_blocks = (before + 1_usize).div_ceil(8);
     let group = KvGroupMetadata { block_tables: vec![1; 2 * max_blocks], max_blocks, slot_mapping: vec![8; rows] };
     let positions: Vec<u32> = std::iter::once(before as u32).chain(0..prompt as u32).collect();
-    let step = StepMetadata {
+    StepMetadata {
         rope_positions: positions.clone(),
         positions,
         query_start_loc: vec![0, 1, rows as u32],
         seq_lens: vec![before as u32 + 1, prompt as u32],
         groups: vec![group],
         ..StepMetadata::default()
-    };
+    }
+}
+
+fn attend(backend: &CudaBackend, cache: &CacheEngine) {
+    let head_dim = cache.layer(0).shape.k_dim;
+    let (step, num_heads, rows) = (step(), 2, PROMPT + 1);
     let [mut q, mut out] = [(); 2].map(|()| backend.alloc(rows, num_heads * head_dim).unwrap());
     let [mut k, mut v] = [(); 2].map(|()| backend.alloc(rows, head_dim).unwrap());
     for tensor in [&mut q, &mut k, &mut v] {
@@ -139,4 +211,30 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
     let params = AttentionParams { scale: 1.0, ..AttentionParams::new([num_heads, 1, head_dim], Precision::Fast) };
     backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: 0, sinks: None, params }, &step);
     cache.copy_blocks(&[(1, 2)]);
+}
+
+fn attend_latent(backend: &CudaBackend, dtype: KvDType) {
+    let [rope, rank] = LATENT_DIMS;
+    let (step, rows, width) = (step(), PROMPT + 1, rope + rank);
+    let spec = KvCacheSpec::uniform((300, 8), dtype, KvShape::latent(width), 1).unwrap();
+    let cache = backend.alloc_kv_cache(&spec).unwrap();
+    let linear = |rows: usize, cols: usize| {
+        let weight = WeightView::new(DType::F32, rows, cols, Bytes::from_vec(vec![0; rows * cols * 4])).unwrap();
+        backend.load_linear(&weight, &LinearOptions { name: "w".into(), precision: Precision::Fast, bias: None }).unwrap()
+    };
+    let norm = |len| Norm { kind: NormKind::Rms, weight: vec![1.0; len].into(), bias: None, eps: 1e-5 };
+    let weights = LatentAttention {
+        query: LatentQuery::LowRank { down: linear(8, WIDTH), norm: norm(8), up: linear(2 * (16 + rope), 8) },
+        kv_down: linear(width, WIDTH),
+        kv_norm: norm(rank),
+        key_up: vec![linear(rank, 16), linear(rank, 16)],
+        value_up: vec![linear(16, rank), linear(16, rank)],
+    };
+    let (mut hidden, mut out) = (backend.alloc(rows, WIDTH).unwrap(), backend.alloc(rows, 32).unwrap());
+    hidden.set_rows(rows);
+    backend.begin_step(&step);
+    let params = AttentionParams { scale: 1.0, ..AttentionParams::new([2, 1, width], Precision::Fast) };
+    let (norm, rope) = (Some(&norm(WIDTH)), None);
+    let args = LatentArgs { hidden: &hidden, norm, weights: &weights, rope, cache: &cache, layer: 0, params, out: &mut out };
+    backend.latent_attention(args, &step);
 }

@@ -14,8 +14,9 @@ use super::{
     driver::{DeviceMemory, Driver},
     gemm::PackedKernels,
     gemm_floats,
-    kernels::{GEMM_ROWS, GEMV_ROWS, Kernel, launch, weight_suffix},
+    kernels::{GEMV_ROWS, Kernel, launch, weight_suffix},
     packed::PackedFormat,
+    pieces::PieceKernels,
 };
 
 /// Output features that a CTA of `gemv_*` computes.
@@ -49,7 +50,7 @@ pub struct StoredKernels {
     pub row_bytes: usize,
     gemv: [Kernel; GEMV_ROWS.len()],
     /// The kernels for a few more rows, of formats that have them.
-    pub gemm: Option<[Kernel; GEMM_ROWS.len()]>,
+    pub gemm: Option<PieceKernels>,
     /// The kernel that takes the weight apart; `None` where that is done of packed ones alone.
     pub dequantize: Option<Kernel>,
     embed: Kernel,

@@ -21,6 +21,7 @@ mod graph_plan;
 mod graph_tests;
 mod grouped;
 pub mod kernels;
+mod latent;
 #[cfg(test)]
 mod launchers;
 pub mod libraries;
@@ -32,6 +33,7 @@ mod pieces;
 mod planes;
 #[cfg(test)]
 mod recording;
+mod recurrent;
 pub mod report;
 mod ring;
 mod sample;

@@ -67,7 +67,8 @@ fn cuts(spec: &KvCacheSpec, block_bytes: usize) -> Vec<[usize; 2]> {
             [start, start + spec.plane_block_bytes(&layer.shape, side)]
         })
     };
-    let mut cuts: Vec<_> = spec.layers.iter().flat_map(of_layer).collect();
+    // Keys that are values too have no other plane.
+    let mut cuts: Vec<_> = spec.layers.iter().flat_map(of_layer).filter(|[start, end]| start < end).collect();
     cuts.sort_unstable();
     cuts.dedup();
     if cuts.windows(2).all(|pair| pair[0][1] == pair[1][0]) { cuts } else { vec![[0, block_bytes]] }
@@ -101,6 +102,12 @@ impl PlaneBlocks {
         debug_assert_eq!(key.0.len, value.0.len, "bytes between blocks");
         let [k_plane, v_plane] = [key, value].map(|(plane, at)| plane.memory.at() + at as u64);
         LayerPlanes { k_plane, v_plane, block_stride: key.0.len }
+    }
+
+    /// Where a layer's keys are, which are its values too, and the bytes from a block to the next one.
+    pub fn latent_layer(&self, spec: &KvCacheSpec, layer: &KvLayer) -> (DevicePtr, usize) {
+        let (plane, at) = self.plane(spec.plane_offset(layer, KvSide::Key));
+        (plane.memory.at() + at as u64, plane.len)
     }
 
     /// The plane with byte `offset` of every block, and where it is in its part.

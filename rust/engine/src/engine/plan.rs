@@ -8,7 +8,7 @@ mod tests;
 
 use std::fmt;
 
-use device::{Backend, DType, DeviceError, KvDType, KvSource, Precision, WorkspaceShape};
+use device::{Backend, DType, DeviceError, KvDType, KvSource, Precision, RecurrentPhases, WorkspaceShape};
 use paged::{CacheConfig, ConfigError, KvShape, MemoryGpuConfig, ModelConfigLike, PoolLimits, Retention, calculate_cache_config};
 
 pub use bytes::DeviceBytes;
@@ -260,10 +260,24 @@ fn check_layers(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), Engi
     } else if !backend.sees_ahead() && model.sees_spans() {
         "has images whose rows see each other"
     } else {
-        return Ok(());
+        return check_state_rows(backend, model);
     };
     let (architecture, device) = (model.architecture, backend.info().device);
     Err(EngineError::Architecture(format!("{architecture} {what}, which {device} does not compute yet: use device=\"cpu\"")))
+}
+
+/// Whether the states of recurrent layers are of sizes that are computed there.
+fn check_state_rows(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), EngineError> {
+    let Some(most) = backend.recurrent_phases().map(RecurrentPhases::max_state_rows) else { return Ok(()) };
+    let rows = model.largest(|layer| layer.recurrent.map_or(0, |recurrent| recurrent.state_rows()));
+    if rows <= most {
+        return Ok(());
+    }
+    let (architecture, device) = (model.architecture, backend.info().device);
+    Err(EngineError::Architecture(format!(
+        "{architecture} keeps states of {rows} rows a head, and {device} computes recurrent layers with {most} at most: use \
+         device=\"cpu\""
+    )))
 }
 
 /// The element type of the cache where none is asked for: of those that have kernels, if `dtype` leaves the choice.

@@ -1,13 +1,17 @@
 //! What a plan of a model that could not be loaded yet says.
 
+use std::sync::Arc;
+
 use device::{
     Activation, Device,
     cpu::{CpuBackend, Isa},
+    cuda::CudaBackend,
 };
+use kernel_tests::{EmulatedDriver, Order};
 use paged::PagedAttentionConfig;
 
 use super::*;
-use crate::model::{LayerConfig, ModelFiles};
+use crate::model::{LayerConfig, ModelFiles, config::RecurrentConfig};
 
 fn planned(config: &DecoderConfig, encoder_cache_bytes: u64) -> PlannedModel<'_> {
     PlannedModel {
@@ -69,5 +73,24 @@ fn workspaces_serve_every_layer_of_unequal_heads() {
                 assert!(bytes(shape) >= bytes(&of(&[*layer])), "{num_threads} threads, {layer:?}");
             }
         }
+    }
+}
+
+/// A GPU's kernels have the rows of a state in registers.
+#[test]
+fn states_of_more_rows_than_kernels_have_are_refused_with_both_figures() {
+    let model = |state_dim| {
+        let (kernel, conv_bias, eps) = (4, false, 1e-5);
+        let mamba2 = RecurrentConfig::Mamba2 { num_heads: 2, head_dim: 32, num_groups: 1, state_dim, kernel, conv_bias, eps };
+        let layer = LayerConfig::new([2, 2, 32], 64, Activation::Silu);
+        DecoderConfig { hidden_size: 64, layers: vec![layer; 2], ..DecoderConfig::default() }.with_recurrent(mamba2, |i| i == 1)
+    };
+    let cuda = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
+    let cpu = CpuBackend::new(Isa::detect(), 1).unwrap();
+    check_layers(&cuda, &model(256)).unwrap();
+    check_layers(&cpu, &model(257)).unwrap();
+    let text = check_layers(&cuda, &model(257)).unwrap_err().to_string();
+    for part in ["257 rows", "256 at most", "cuda", "device=\"cpu\""] {
+        assert!(text.contains(part), "{part} is not in: {text}");
     }
 }

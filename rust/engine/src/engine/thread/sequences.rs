@@ -106,13 +106,11 @@ impl EngineThread {
         }
         // Those who have ended may lose their places.
         self.save_states();
-        match self.states.fork(&self.scheduler, [source, child], self.scheduler.config().max_num_seqs) {
-            Ok(Some((from, to))) => self.runner.copy_states(from, to),
-            Ok(None) => {}
-            Err(error) => {
-                self.scheduler.abort_request(child);
-                self.end(child, &End::error(&error.to_string()));
-            }
+        let forked = self.states.fork(&self.scheduler, [source, child], self.scheduler.config().max_num_seqs);
+        let copied = forked.and_then(|copy| copy.map_or(Ok(()), |(from, to)| self.runner.copy_states(from, to)));
+        if let Err(error) = copied {
+            self.scheduler.abort_request(child);
+            self.end(child, &End::error(&error.to_string()));
         }
     }
 
@@ -121,10 +119,12 @@ impl EngineThread {
         let mut saves = std::mem::take(&mut self.state_saves);
         self.scheduler.take_state_saves(&mut saves);
         for save in saves.drain(..) {
-            if let Some((from, to)) = self.states.save(&save, self.scheduler.config().max_num_seqs) {
-                self.runner.copy_states(from, to);
-            } else {
-                tracing::error!("the states behind {} tokens of a request are not kept: they are not there", save.num_tokens);
+            let copied = match self.states.save(&save, self.scheduler.config().max_num_seqs) {
+                Some((from, to)) => self.runner.copy_states(from, to).map_err(|error| error.to_string()),
+                None => Err("they are not there".to_owned()),
+            };
+            if let Err(why) = copied {
+                tracing::error!("the states behind {} tokens of a request are not kept: {why}", save.num_tokens);
                 self.scheduler.forget_snapshot(save.slot);
             }
         }

@@ -151,7 +151,7 @@ impl EngineThread {
             let num_slots = self.scheduler.config().max_num_seqs;
             let restored = self.states.assign(&self.scheduler, output, num_slots, &mut self.batch.step.state_slots)?;
             for (from, to) in restored {
-                self.runner.copy_states(from, to);
+                self.runner.copy_states(from, to)?;
             }
         }
         self.set_adapters(output);

@@ -84,6 +84,15 @@ impl RecurrentConfig {
         }
     }
 
+    /// Rows of the matrix that a head keeps; 0 where none does.
+    pub const fn state_rows(&self) -> usize {
+        match *self {
+            Self::ShortConv { .. } => 0,
+            Self::Mamba2 { state_dim, .. } => state_dim,
+            Self::GatedDelta { key_dim, .. } => key_dim,
+        }
+    }
+
     /// Values of its state: inputs of its convolution, and a matrix a head.
     pub const fn state_len(&self, hidden: usize) -> usize {
         let width = self.width(hidden);

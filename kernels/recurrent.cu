@@ -1,0 +1,326 @@
+// Layers that keep a state of fixed size a request, and gates.
+//
+//   causal_conv     CTA (c, tile): a channel a thread, the rows of a tile one after the other
+//   mamba2_N        CTA (head and 32 columns of it, request): a column a lane, 1 / 8 of the state's rows a warp, in registers
+//   gated_delta_N   the same; N: rows of a state at most
+//   gated_norm      CTA: a group of columns of a row
+//   sigmoid_gate    CTA: 1024 elements of a flat list
+//
+// A prompt passes a state token by token as an answer does, in one order and by the same instructions: so a row has the same bits
+// in any chunk. Eight tokens are read at once, a warp each. What is read and written of a state is 8 bytes a value a step; with
+// one row a request that is all there is to wait for, and a prompt waits for the tokens before: a barrier each in gated_delta,
+// two for eight in mamba2.
+#include "cuda.cuh"
+
+namespace {
+
+constexpr unsigned CHANNELS = 128; // of a CTA of causal_conv
+constexpr unsigned WARPS = 8;
+constexpr unsigned TOKENS = WARPS; // that are read at once
+constexpr unsigned COLUMNS = 32;
+constexpr unsigned NORM_THREADS = 128;
+constexpr unsigned GATED = 1024; // elements of a CTA of sigmoid_gate
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+// One channel of a request's convolution.
+struct Channel {
+    const ConvPart& part;
+    const RecurrentRequest request;
+    float* state;
+    unsigned channel;
+
+    __device__ __forceinline__ float input(unsigned row) const {
+        const size_t at = size_t(row) * part.num_channels + channel;
+        // Not to be fused with what it is added to: the state has the product.
+        return part.gate_in ? __fmul_rn(part.x[at], part.gate_in[at]) : part.x[at];
+    }
+    __device__ __forceinline__ float kept(unsigned i) const { return request.begins ? 0.0f : state[size_t(i) * part.num_channels]; }
+
+    __device__ __forceinline__ void compute(unsigned row) const {
+        const unsigned past = part.kernel - 1, done = row - request.first_row;
+        float sum = part.bias ? part.bias[channel] : 0.0f;
+        for (unsigned i = 0; i <= past; i++) {
+            const unsigned back = past - i;
+            const float x = back <= done ? input(row - back) : kept(done + i);
+            sum = fmaf(x, part.weight[size_t(i) * part.num_channels + channel], sum);
+        }
+        const size_t at = size_t(row) * part.num_channels + channel;
+        if (part.activates) sum = silu(sum);
+        part.out[at] = part.gate_out ? __fmul_rn(sum, part.gate_out[at]) : sum;
+    }
+
+    // In order, so that none is overwritten before it is read.
+    __device__ __forceinline__ void keep() const {
+        const unsigned past = part.kernel - 1;
+        for (unsigned i = 0; i < past; i++) {
+            const unsigned source = i + request.num_rows;
+            const float x = source < past ? kept(source) : input(request.first_row + source - past);
+            state[size_t(i) * part.num_channels] = x;
+        }
+    }
+};
+
+// A warp's rows of a state: row i of N / WARPS is `warp * N / WARPS + i`, of which `count` are there.
+template <unsigned N>
+struct State {
+    static constexpr unsigned ROWS = N / WARPS;
+    float of[ROWS];
+
+    __device__ __forceinline__ void load(const float* from, unsigned stride, unsigned count, bool is_there) {
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) of[i] = is_there && i < count ? from[size_t(i) * stride] : 0.0f;
+    }
+    __device__ __forceinline__ void store(float* to, unsigned stride, unsigned count) const {
+#pragma unroll
+        for (unsigned i = 0; i < ROWS; i++) {
+            if (i < count) to[size_t(i) * stride] = of[i];
+        }
+    }
+};
+
+// Which of a warp's rows there are.
+template <unsigned N>
+__device__ __forceinline__ unsigned rows_of_warp(unsigned warp, unsigned rows) {
+    const unsigned first = warp * State<N>::ROWS;
+    return first < rows ? min(rows - first, State<N>::ROWS) : 0;
+}
+
+// What the warps have summed, in their order.
+__device__ __forceinline__ float sum_of_warps(const float (&parts)[WARPS][COLUMNS], unsigned lane, float sum) {
+#pragma unroll
+    for (unsigned warp = 0; warp < WARPS; warp++) sum += parts[warp][lane];
+    return sum;
+}
+
+template <unsigned N>
+struct Mamba2Shared {
+    float b[TOKENS][N], c[TOKENS][N];
+    float sums[TOKENS][WARPS][COLUMNS];
+    float x[TOKENS][COLUMNS];
+    float step[TOKENS], decay[TOKENS];
+};
+
+template <unsigned N>
+__device__ void mamba2(const Mamba2Args& args) {
+    constexpr unsigned ROWS = State<N>::ROWS;
+    SHARED_MEMORY(memory);
+    auto& shared = *reinterpret_cast<Mamba2Shared<N>*>(memory);
+    const RecurrentRequest request = args.requests[blockIdx.y];
+    if (request.slot == NO_SLOT) return;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const unsigned slices = (args.head_dim + COLUMNS - 1) / COLUMNS, head = blockIdx.x / slices;
+    const unsigned column = blockIdx.x % slices * COLUMNS + lane;
+    const bool is_there = column < args.head_dim;
+    const unsigned width = args.num_heads * args.head_dim, group = head * args.num_groups / args.num_heads;
+    const unsigned channels = width + 2 * args.num_groups * args.state_dim;
+    const unsigned count = rows_of_warp<N>(warp, args.state_dim);
+    float* kept = args.states + request.slot * args.slot_stride +
+                  (size_t(head) * args.state_dim + warp * ROWS) * args.head_dim + column;
+    State<N> state;
+    state.load(kept, args.head_dim, count, is_there && !request.begins);
+    for (unsigned first = 0; first < request.num_rows; first += TOKENS) {
+        const unsigned tokens = min(request.num_rows - first, TOKENS);
+        const size_t row = request.first_row + first + warp;
+        if (warp < tokens) {
+            const float* x = args.xbc + row * channels;
+            const float* b = x + width + group * args.state_dim;
+            const float* c = b + args.num_groups * args.state_dim;
+            for (unsigned n = lane; n < N; n += 32) {
+                shared.b[warp][n] = n < args.state_dim ? b[n] : 0.0f;
+                shared.c[warp][n] = n < args.state_dim ? c[n] : 0.0f;
+            }
+            shared.x[warp][lane] = is_there ? x[head * args.head_dim + column] : 0.0f;
+            if (lane == 0) {
+                const float step = softplus(args.dt[row * args.num_heads + head] + args.dt_bias[head]);
+                shared.step[warp] = fminf(fmaxf(step, args.dt_min), args.dt_max);
+                shared.decay[warp] = expf(shared.step[warp] * args.a[head]);
+            }
+        }
+        __syncthreads();
+        // As one body, so that all tokens are computed by the same instructions.
+#pragma unroll 1
+        for (unsigned token = 0; token < tokens; token++) {
+            const float decay = shared.decay[token], change = shared.step[token] * shared.x[token][lane];
+            float sum = 0.0f;
+#pragma unroll
+            for (unsigned i = 0; i < ROWS; i += 4) {
+                const float4 b = *reinterpret_cast<const float4*>(&shared.b[token][warp * ROWS + i]);
+                const float4 c = *reinterpret_cast<const float4*>(&shared.c[token][warp * ROWS + i]);
+                state.of[i] = fmaf(b.x, change, state.of[i] * decay);
+                state.of[i + 1] = fmaf(b.y, change, state.of[i + 1] * decay);
+                state.of[i + 2] = fmaf(b.z, change, state.of[i + 2] * decay);
+                state.of[i + 3] = fmaf(b.w, change, state.of[i + 3] * decay);
+                sum = fmaf(state.of[i], c.x, sum);
+                sum = fmaf(state.of[i + 1], c.y, sum);
+                sum = fmaf(state.of[i + 2], c.z, sum);
+                sum = fmaf(state.of[i + 3], c.w, sum);
+            }
+            shared.sums[token][warp][lane] = sum;
+        }
+        __syncthreads();
+        if (warp < tokens && is_there) {
+            const float own = __fmul_rn(args.d[head], shared.x[warp][lane]);
+            args.out[row * width + head * args.head_dim + column] = sum_of_warps(shared.sums[warp], lane, own);
+        }
+    }
+    if (is_there) state.store(kept, args.head_dim, count);
+}
+
+template <unsigned N>
+struct GatedDeltaShared {
+    float q[TOKENS][N], k[TOKENS][N];
+    float sums[TOKENS][WARPS][COLUMNS];
+    float known[2][WARPS][COLUMNS];
+    float v[TOKENS][COLUMNS];
+    float beta[TOKENS], decay[TOKENS];
+};
+
+// Makes a vector one of length `scale`, zeros behind its end; by a warp.
+template <unsigned N>
+__device__ __forceinline__ void unit(const float* from, unsigned len, float scale, float (&to)[N]) {
+    const unsigned lane = threadIdx.x % 32;
+    float x[N / 32], squares = 0.0f;
+#pragma unroll
+    for (unsigned i = 0; i < N / 32; i++) {
+        x[i] = i * 32 + lane < len ? from[i * 32 + lane] : 0.0f;
+        squares = fmaf(x[i], x[i], squares);
+    }
+    scale /= sqrtf(warp_sum(squares) + 1e-6f);
+#pragma unroll
+    for (unsigned i = 0; i < N / 32; i++) to[i * 32 + lane] = x[i] * scale;
+}
+
+template <unsigned N>
+__device__ void gated_delta(const GatedDeltaArgs& args) {
+    constexpr unsigned ROWS = State<N>::ROWS;
+    SHARED_MEMORY(memory);
+    auto& shared = *reinterpret_cast<GatedDeltaShared<N>*>(memory);
+    const RecurrentRequest request = args.requests[blockIdx.y];
+    if (request.slot == NO_SLOT) return;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const unsigned slices = (args.value_dim + COLUMNS - 1) / COLUMNS, head = blockIdx.x / slices;
+    const unsigned column = blockIdx.x % slices * COLUMNS + lane;
+    const bool is_there = column < args.value_dim;
+    const unsigned key_head = args.is_grouped ? head * args.num_key_heads / args.num_value_heads : head % args.num_key_heads;
+    const unsigned count = rows_of_warp<N>(warp, args.key_dim);
+    float* kept = args.states + request.slot * args.slot_stride +
+                  (size_t(head) * args.key_dim + warp * ROWS) * args.value_dim + column;
+    State<N> state;
+    state.load(kept, args.value_dim, count, is_there && !request.begins);
+    for (unsigned first = 0; first < request.num_rows; first += TOKENS) {
+        const unsigned tokens = min(request.num_rows - first, TOKENS);
+        const size_t row = request.first_row + first + warp;
+        const size_t value = (row * args.num_value_heads + head) * args.value_dim + column;
+        if (warp < tokens) {
+            const size_t key = (row * args.num_key_heads + key_head) * args.key_dim, rate = row * args.num_value_heads + head;
+            unit(args.q + key, args.key_dim, 1.0f / sqrtf(float(args.key_dim)), shared.q[warp]);
+            unit(args.k + key, args.key_dim, 1.0f, shared.k[warp]);
+            shared.v[warp][lane] = is_there ? args.v[value] : 0.0f;
+            if (lane == 0) {
+                shared.beta[warp] = sigmoid(args.b[rate]);
+                shared.decay[warp] = expf(softplus(args.dt[rate] + args.dt_bias[head]) * args.a[head]);
+            }
+        }
+        __syncthreads();
+        // As one body, so that all tokens are computed by the same instructions.
+#pragma unroll 1
+        for (unsigned token = 0; token < tokens; token++) {
+            const float decay = shared.decay[token];
+            float known = 0.0f, sum = 0.0f;
+#pragma unroll
+            for (unsigned i = 0; i < ROWS; i += 4) {
+                const float4 k = *reinterpret_cast<const float4*>(&shared.k[token][warp * ROWS + i]);
+                state.of[i] *= decay;
+                state.of[i + 1] *= decay;
+                state.of[i + 2] *= decay;
+                state.of[i + 3] *= decay;
+                known = fmaf(state.of[i], k.x, known);
+                known = fmaf(state.of[i + 1], k.y, known);
+                known = fmaf(state.of[i + 2], k.z, known);
+                known = fmaf(state.of[i + 3], k.w, known);
+            }
+            // Two places in turn: one barrier a token is enough.
+            shared.known[token % 2][warp][lane] = known;
+            __syncthreads();
+            const float change = shared.beta[token] * (shared.v[token][lane] - sum_of_warps(shared.known[token % 2], lane, 0.0f));
+#pragma unroll
+            for (unsigned i = 0; i < ROWS; i += 4) {
+                const float4 k = *reinterpret_cast<const float4*>(&shared.k[token][warp * ROWS + i]);
+                const float4 q = *reinterpret_cast<const float4*>(&shared.q[token][warp * ROWS + i]);
+                state.of[i] = fmaf(k.x, change, state.of[i]);
+                state.of[i + 1] = fmaf(k.y, change, state.of[i + 1]);
+                state.of[i + 2] = fmaf(k.z, change, state.of[i + 2]);
+                state.of[i + 3] = fmaf(k.w, change, state.of[i + 3]);
+                sum = fmaf(state.of[i], q.x, sum);
+                sum = fmaf(state.of[i + 1], q.y, sum);
+                sum = fmaf(state.of[i + 2], q.z, sum);
+                sum = fmaf(state.of[i + 3], q.w, sum);
+            }
+            shared.sums[token][warp][lane] = sum;
+        }
+        __syncthreads();
+        if (warp < tokens && is_there) args.out[value] = sum_of_warps(shared.sums[warp], lane, 0.0f);
+    }
+    if (is_there) state.store(kept, args.value_dim, count);
+}
+
+}  // namespace
+
+KERNEL(causal_conv, CausalConvArgs, CHANNELS, 0) {
+    const ConvPart& part = args.parts[(blockIdx.x >= args.parts[1].first_cta) + (blockIdx.x >= args.parts[2].first_cta)];
+    const unsigned channel = (blockIdx.x - part.first_cta) * CHANNELS + threadIdx.x;
+    if (channel >= part.num_channels) return;
+    const unsigned first = blockIdx.y * args.rows_per_cta, end = min(first + args.rows_per_cta, args.num_rows);
+    const unsigned past = part.kernel - 1;
+    for (unsigned row = first; row < end; row++) {
+        const RecurrentRequest request = args.requests[args.row_requests[row]];
+        if (request.slot == NO_SLOT) continue;
+        const Channel own{part, request, part.state + request.slot * args.slot_stride + channel, channel};
+        // Who has a request's first row computes all those that read the state as well, and then replaces it.
+        const unsigned done = row - request.first_row;
+        const unsigned count = done == 0 ? min(request.num_rows, max(past, 1u)) : done >= past ? 1 : 0;
+        for (unsigned i = 0; i < count; i++) own.compute(row + i);
+        if (done == 0) own.keep();
+    }
+}
+
+// CTAS fit a multiprocessor, so that more of the states are on their way.
+#define SCANS(N, CTAS)                                                                              \
+    WEIGHT_KERNEL(mamba2_##N, Mamba2Args, WARPS * 32, sizeof(Mamba2Shared<N>), CTAS) {              \
+        wait_for_inputs();                                                                          \
+        mamba2<N>(args);                                                                            \
+    }                                                                                               \
+    WEIGHT_KERNEL(gated_delta_##N, GatedDeltaArgs, WARPS * 32, sizeof(GatedDeltaShared<N>), CTAS) { \
+        wait_for_inputs();                                                                          \
+        gated_delta<N>(args);                                                                       \
+    }
+SCANS(128, 3)
+SCANS(256, 2)
+
+KERNEL(gated_norm, GatedNormArgs, NORM_THREADS, NORM_THREADS / 32 * 4) {
+    SHARED_MEMORY(shared);
+    const unsigned group = blockIdx.x % args.num_groups;
+    const size_t at = size_t(blockIdx.x) * args.group_dim;
+    float* x = args.x + at;
+    const float* z = args.z + at;
+    const float* weight = args.weight + size_t(group) * args.weight_stride;
+    float squares = 0.0f;
+    for (unsigned i = threadIdx.x; i < args.group_dim; i += NORM_THREADS) {
+        const float own = args.gates_first ? __fmul_rn(x[i], silu(z[i])) : x[i];
+        if (args.gates_first) x[i] = own;
+        squares = fmaf(own, own, squares);
+    }
+    const float scale = 1.0f / sqrtf(cta_sum(squares, reinterpret_cast<float*>(shared)) / args.group_dim + args.eps);
+    for (unsigned i = threadIdx.x; i < args.group_dim; i += NORM_THREADS) {
+        const float own = x[i] * scale * weight[i];
+        x[i] = args.gates_first ? own : own * silu(z[i]);
+    }
+}
+
+KERNEL(sigmoid_gate, SigmoidGateArgs, 256, 0) {
+    const uint64_t first = uint64_t(blockIdx.x) * GATED + threadIdx.x;
+    for (uint64_t i = first; i < first + GATED && i < args.count; i += 256) args.x[i] *= sigmoid(args.gate[i]);
+}
