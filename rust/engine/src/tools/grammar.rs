@@ -64,9 +64,9 @@ impl Rules<'_> {
             let (body, behind_name) = self.body(format, tool)?;
             bodies.push(body);
             if let (true, Body::Parameters(parameters)) = (may_be_alone, format.body) {
-                let line = format!("{}{}{}", format.open_alone, tool.name, parameters.after_name.trim_end());
-                let head = self.up_to_line(&line);
-                alone.push(self.rule(&format!("{head} {behind_name}")));
+                let name = escaped(&format!("{}{}", tool.name, parameters.after_name.trim_end()));
+                let name = self.lazy(&format!("/{name}[ \\t]*\\n/"));
+                alone.push(self.rule(&format!("{name} {behind_name}")));
             }
         }
         let body = self.rule(&bodies.join(" | "));
@@ -76,12 +76,13 @@ impl Rules<'_> {
             None => String::new(),
         };
         let mut calls = self.rule(&format!("{first} {body} {close} {more} {end}"));
-        let alone = if alone.is_empty() {
-            String::new()
-        } else {
+        let (lines, alone) = if may_be_alone {
+            let lines = self.lines_that_begin_with(format.open_alone);
             let (close, rest) = format.closes();
             let (close, rest) = (self.literal(close), self.literal(&format!("\n{rest}")));
-            format!("| ({}) {close} ({rest} {more})? {end}", alone.join(" | "))
+            (format!("{lines}?"), format!("| {lines} ({}) {close} ({rest} {more})? {end}", alone.join(" | ")))
+        } else {
+            (String::new(), String::new())
         };
         if !format.around.0.is_empty() {
             let (before, after) = (self.literal(format.around.0), self.optional(format.around.1));
@@ -99,17 +100,20 @@ impl Rules<'_> {
             self.rule(&format!("{calls} | OTHER?"))
         } else if self.has_special(trigger) {
             let _ = writeln!(self.text, "OTHER: /{ANY}+/");
-            self.rule(&format!("OTHER? ({trigger_term} {calls})? {alone}"))
+            self.rule(&format!("{lines} OTHER? ({trigger_term} {calls})? {alone}"))
         } else {
             let before = self.up_to(trigger);
             let _ = writeln!(self.text, "OTHER: /{ANY}+/");
-            self.rule(&format!("{before} {calls} | OTHER? {alone}"))
+            self.rule(&format!("{lines} ({before} {calls} | OTHER?) {alone}"))
         })
     }
 
-    /// Text up to a line that has this alone, and with it.
-    fn up_to_line(&mut self, text: &str) -> String {
-        self.lazy(&format!("/({ANY}*\\n)?[ \\t]*{}[ \\t]*\\n/", escaped(text)))
+    /// Text up to a line that begins with a marker, and with that, once or again. Of what may follow it any text is one, so that
+    /// each name needs no text before it in a terminal of its own, which a lexer could not bear for many.
+    fn lines_that_begin_with(&mut self, marker: &str) -> String {
+        let line = format!("[ \\t]*{}", escaped(marker));
+        let (first, next) = (self.lazy(&format!("/({ANY}*\\n)?{line}/")), self.lazy(&format!("/{ANY}*\\n{line}/")));
+        self.rule(&format!("{first} {next}*"))
     }
 
     fn optional(&self, text: &str) -> String {

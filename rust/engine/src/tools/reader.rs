@@ -345,7 +345,9 @@ impl MarkedReader {
 
     /// Where a call is without the marker of calls, if some models of this format write such.
     fn find_alone(&self) -> Found {
-        let Body::Parameters(parameters) = self.format().body else { return Found::Perhaps(self.held.len()) };
+        let (Body::Parameters(parameters), false) = (self.format().body, self.format().open_alone.is_empty()) else {
+            return Found::Perhaps(self.held.len());
+        };
         let alone = Alone {
             open: self.marked(self.format().open_alone),
             after_name: self.marked(parameters.after_name),

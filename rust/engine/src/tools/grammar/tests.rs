@@ -543,7 +543,7 @@ fn a_call_may_lack_its_first_marker_on_a_line_of_its_own() {
         }
         for answer in [
             &call.replace('7', "17"),
-            &call.replace("7", "seven"),
+            &call.replace('7', "seven"),
             &format!("I call.\n{}", call.replace("=x", "=y")),
             "<function=f>\n</function>",
             "<function=f>\nis how it begins",
@@ -555,5 +555,28 @@ fn a_call_may_lack_its_first_marker_on_a_line_of_its_own() {
         }
         assert!(is_allowed(CallChoice::Auto, false, &closed));
         assert!(!is_allowed(CallChoice::Auto, false, &format!("{closed}\n{marked}")));
+    }
+}
+
+#[test]
+fn as_many_tools_as_there_may_be_are_called_without_the_first_marker() {
+    let parameters = json!({ "type": "object", "properties": { "x": { "type": "string", "maxLength": 30 } }, "required": ["x"] });
+    let tools = (0..128).map(|index| tool(&format!("some_tool_{index}"), parameters.clone())).collect();
+    let tools = ToolOptions { tools, ..ToolOptions::default() };
+    let text = "As in `<function=some_tool_1>\n<function=some_tool_\n<function=some_tool_128>\n<function=\n";
+    let call = |name: &str| format!("<function=some_tool_{name}>\n<parameter=x>\ny\n</parameter>\n</function>");
+    let marked = format!("<tool_call>\n{}\n</tool_call>", call("5"));
+    for tokens in [&[][..], &["<tool_call>", "</tool_call>"]] {
+        let tokenizer = tokenizer(tokens);
+        let of = |answer: &str| allowed(&tokenizer, BETWEEN_MARKERS[0].0, &tools, answer);
+        for rest in ["", &call("0"), &call("127"), &call("128"), &marked] {
+            let answer = format!("{text}{rest}");
+            assert_eq!(of(&answer), (answer.clone(), true), "{tokens:?}");
+        }
+        // What no tool is called is text, and what one is called has its arguments.
+        for name in ["0", "127"] {
+            assert!(!of(&format!("{text}{}", call(name).replace("=x", "=y"))).1, "{tokens:?}: {name}");
+        }
+        assert!(of(&format!("{text}{}", call("128").replace("=x", "=y"))).1, "{tokens:?}");
     }
 }

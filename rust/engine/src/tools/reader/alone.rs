@@ -4,7 +4,7 @@ use super::{super::Tool, Found};
 
 /// What a call is told by that has no marker before it.
 pub(super) struct Alone<'a> {
-    /// Before its name; empty: there are no such calls.
+    /// Before its name.
     pub open: String,
     /// Behind its name.
     pub after_name: String,
@@ -20,7 +20,7 @@ impl Alone<'_> {
     /// how calls are written.
     pub fn find(&self, text: &str, is_in_line: bool) -> Found {
         let mut begin = 0;
-        for line in text.split_inclusive('\n').filter(|_| !self.open.is_empty()) {
+        for line in text.split_inclusive('\n') {
             let at = begin + line.len() - line.trim_start_matches(BLANKS).len();
             if begin > 0 || !is_in_line {
                 match self.begins(&text[at..]) {
