@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import AUTO, FAMILIES, begun_together, cases, generate, gguf_model, score, text_model, wait_until_idle
+from conftest import AUTO, FAMILIES, GOLDEN, begun_together, cases, generate, gguf_model, score, text_model, wait_until_idle
 from test_exactness import NEW, prompts
 from test_golden import LOGPROB, MARGIN, check_teacher_forced, models
 from test_real_models import check_perplexity
@@ -73,7 +73,9 @@ def test_goldens(folder: str, name: str, device: str) -> None:
 
 @models([("text", name) for name in FAMILIES])
 def test_goldens_of_more_families(folder: str, name: str, device: str) -> None:
-    """The shortest and the longest prompt of each."""
+    """The shortest and the longest prompt of each; a bundle has not all of them."""
+    if not (GOLDEN / folder / name).is_dir():
+        pytest.skip(f"there is no golden of {name} here")
     golden_runner = Runner(which=text_model(name), device=device, pa_ctxt_len=16384)
     some = sorted(cases(f"{folder}/{name}"), key=lambda case: len(case["prompt_ids"]))
     assert sum(check_teacher_forced(golden_runner, case, LOGPROB, MARGIN) for case in (some[0], some[-1])) > 20

@@ -9,9 +9,10 @@ use super::{
 };
 use crate::{
     Activation, AttentionArgs, AttentionParams, CacheEngine, Conv, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable,
-    GateUpArgs, GatedDelta, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases,
-    LatentQuery, Linear, LinearOptions, Mamba2, Norm, NormKind, Phases, Precision, Projection, Recurrent, RecurrentArgs,
-    RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, WeightView, mmap::Bytes,
+    Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, GateUpArgs, GatedDelta, KvCacheSpec, KvDType, KvGroupMetadata,
+    KvShape, LatentArgs, LatentAttention, LatentPhases, LatentQuery, Linear, LinearOptions, Mamba2, Norm, NormKind, Phases,
+    Precision, Projection, Recurrent, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, RouterScore, RoutingRule,
+    StepMetadata, WeightView, mmap::Bytes,
 };
 
 /// Kernels that no phase launches: floats are multiplied as they are.
@@ -40,6 +41,7 @@ fn every_kernel_is_launched() {
     let backend = CudaBackend::new(Arc::<RecordingDriver>::clone(&recording)).unwrap();
     for (format, precision) in DType::all().flat_map(|format| [Precision::Fast, Precision::Exact].map(|p| (format, p))) {
         multiply(&backend, format, precision);
+        mix(&backend, format, precision);
     }
     norm_and_gate(&backend);
     add_bias_and_sample(&backend);
@@ -76,6 +78,30 @@ fn multiply(backend: &CudaBackend, format: DType, precision: Precision) {
             &mut x,
         );
         backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
+    }
+}
+
+/// Few rows and many of a layer of experts, all of one weight; and one that a product norms.
+fn mix(backend: &CudaBackend, format: DType, precision: Precision) {
+    let (weight, router) = (linear(backend, format, precision), linear(backend, DType::F32, Precision::Exact));
+    let expert = || Expert { gate: weight.clone(), up: weight.clone(), down: weight.clone() };
+    let experts = Experts {
+        router,
+        correction: None,
+        rule: RoutingRule { num_chosen: 8, score: RouterScore::Softmax, groups: None, normalize: None, scale: 1.0 },
+        experts: (0..WIDTH).map(|_| expert()).collect(),
+        activation: ExpertActivation::Gated(Activation::Silu),
+        scales_input: false,
+        shared: None,
+    };
+    let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
+    let [mut hidden, mut out] = [(); 2].map(|()| backend.alloc(300, WIDTH).unwrap());
+    let step = StepMetadata::default();
+    for rows in [1, 300] {
+        hidden.set_rows(rows);
+        let args = ExpertArgs { hidden: &mut hidden, norm: None, experts: &experts, post_norm: None, scale: 1.0 };
+        backend.experts(args, &step);
+        backend.norm_linear(&hidden, Some(&norm), &mut [Projection { linear: &weight, out: &mut out }], &step);
     }
 }
 
