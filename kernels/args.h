@@ -239,15 +239,11 @@ struct GemmArgs {
     float* parts;       // [gridDim.x, 2, 64 * capacity]: what a CTA has summed of panels that it may share
     uint32_t* arrivals; // [gridDim.x], 0 before and after: CTAs that are done with a panel they share
     uint64_t w_stride;  // bytes from a panel to the next one; of bf16 and f16 from a row to the next one, a multiple of 16
-    const float* norm_weight; // [in_features]; gemm_*_n1 apply an RMS norm to x, one row of f32, first
     uint32_t num_rows, in_features, x_stride;
     uint32_t accumulate; // 1: added to out
     float scale;
-    float norm_eps;
+    uint32_t reserved;
 };
-
-// Columns that gemm_*_n1 take at most.
-constexpr unsigned MAX_NORMED_COLS = 6144;
 
 // Rows of one group, which a CTA of grouped_* takes.
 struct GroupTile {

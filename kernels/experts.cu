@@ -223,15 +223,18 @@ KERNEL(route, RouteArgs, THREADS, ROUTE_BYTES) {
     const unsigned warp = threadIdx.x / 32, row = blockIdx.x * WARPS + warp;
     float* scores = reinterpret_cast<float*>(shared) + warp * 2 * MAX_EXPERTS;
     if (row < args.num_rows) route_row(args, row, scores, scores + MAX_EXPERTS);
-    uint32_t* arrived = reinterpret_cast<uint32_t*>(shared);
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) *arrived = atomicAdd(args.arrivals, 1u);
-    __syncthreads();
-    if (*arrived != (args.num_rows + WARPS - 1) / WARPS - 1) return;
-    __syncthreads();
-    __threadfence();
-    if (threadIdx.x == 0) *args.arrivals = 0;
+    if (gridDim.x > 1) {
+        uint32_t* arrived = reinterpret_cast<uint32_t*>(shared);
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) *arrived = atomicAdd(args.arrivals, 1u);
+        __syncthreads();
+        if (*arrived != gridDim.x - 1) return;
+        __syncthreads();
+        __threadfence();
+        if (threadIdx.x == 0) *args.arrivals = 0;
+    }
     make_tiles(args, shared);
 }
 

@@ -16,7 +16,6 @@
 #include <type_traits>
 
 #include "grouped.cuh"
-#include "norm.cuh"
 #include "packed.cuh"
 
 namespace {
@@ -50,7 +49,7 @@ struct Source {
     const Job& job;
     unsigned rows[ROW_TILES];
 
-    __device__ __forceinline__ Source(const Job& job, unsigned char*, float*) : job(job) {
+    __device__ __forceinline__ explicit Source(const Job& job) : job(job) {
 #pragma unroll
         for (int n = 0; n < ROW_TILES; n++) rows[n] = place(n);
     }
@@ -89,33 +88,10 @@ struct Activations {
     }
 };
 
-// The same of a row that every CTA norms for itself, while its first weights are on their way.
-struct NormedSource {
-    const unsigned char* row;
-
-    template <class Job>
-    __device__ __forceinline__ NormedSource(const Job& job, unsigned char* to, float* scratch) : row(to + threadIdx.x % 4 * 8) {
-        const auto& args = job.args;
-        norm_to_shared(static_cast<const float*>(args.x), args.norm_weight, args.norm_eps, args.in_features, to, scratch);
-    }
-};
-struct NormedActivations {
-    uint2 loaded[2];
-
-    __device__ __forceinline__ void load(const NormedSource& source, unsigned column) {
-#pragma unroll
-        for (int step = 0; step < 2; step++) {
-            loaded[step] = *reinterpret_cast<const uint2*>(source.row + (column + 16 * step) * 2);
-        }
-    }
-    __device__ __forceinline__ uint2 fragment(int, int step) const { return loaded[step]; }
-};
-
 template <int ROW_TILES>
 struct Fragments {
     uint2 b[ROW_TILES][2];
-    template <class Activations>
-    __device__ __forceinline__ explicit Fragments(const Activations& x) {
+    __device__ __forceinline__ explicit Fragments(const Activations<ROW_TILES>& x) {
 #pragma unroll
         for (int n = 0; n < ROW_TILES; n++) b[n][0] = x.fragment(n, 0), b[n][1] = x.fragment(n, 1);
     }
@@ -371,15 +347,13 @@ __device__ __forceinline__ void gemm(const Job& job) {
     for (unsigned i = 0; i + 1 < Gemm::SLOTS; i++) copier.copy(work, slots, warp);
 
     wait_for_inputs();
-    using Source = std::conditional_t<Job::HAS_NORM, NormedSource, ::Source<Gemm::ROW_TILES, Job>>;
-    using Activations = std::conditional_t<Job::HAS_NORM, NormedActivations, ::Activations<Gemm::ROW_TILES>>;
-    const Source source(job, shared + Gemm::SHARED_BYTES, merge);
+    const Source<Gemm::ROW_TILES, Job> source(job);
 #pragma unroll 1
     for (; work.left; work.next_panel()) {
         const unsigned end = work.end();
         unsigned block = work.stage * Format::STAGE_BLOCKS + warp;
         BlockSums<Format, Gemm::ROW_TILES> sums = {};
-        Activations x = {};
+        Activations<Gemm::ROW_TILES> x = {};
         if (Gemm::IS_AHEAD && block < end) x.load(source, block * packed::COLUMNS);
 #pragma unroll 1
         for (; block < end; block += WARPS) {

@@ -2,13 +2,10 @@
 #include "gemm_floats.cuh"
 
 #define GEMM(NAME, T, ROWS) \
-    WEIGHT_KERNEL(gemm_##NAME##_r##ROWS, GemmArgs, THREADS, SHARED_BYTES, 2) { gemm<T, ROWS>(GemmJob<>(args)); }
-#define GEMM_NORMED(NAME, T) \
-    WEIGHT_KERNEL(gemm_##NAME##_n1, GemmArgs, THREADS, SHARED_BYTES, 2) { gemm<T, 8>(GemmJob<true>(args)); }
+    WEIGHT_KERNEL(gemm_##NAME##_r##ROWS, GemmArgs, THREADS, SHARED_BYTES, 2) { gemm<T, ROWS>(GemmJob(args)); }
 #define GEMM_OF(NAME, T) \
     GEMM(NAME, T, 8)     \
     GEMM(NAME, T, 16)    \
-    GEMM(NAME, T, 32)    \
-    GEMM_NORMED(NAME, T)
+    GEMM(NAME, T, 32)
 GEMM_OF(bf16, bf16)
 GEMM_OF(f16, f16)

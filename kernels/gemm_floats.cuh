@@ -23,7 +23,6 @@
 #include <type_traits>
 
 #include "grouped.cuh"
-#include "norm.cuh"
 
 namespace {
 
@@ -39,7 +38,7 @@ constexpr unsigned PIECE_BYTES = 32 * 16;
 constexpr unsigned SLOTS = 3;
 constexpr unsigned SLOT_BYTES = PIECES * PIECE_BYTES;
 constexpr unsigned COPY_BYTES = WARPS * SLOTS * SLOT_BYTES;
-constexpr unsigned SHARED_BYTES = COPY_BYTES + 32;
+constexpr unsigned SHARED_BYTES = COPY_BYTES + 16;
 
 // The lane's x of a stage: of rows g, g + 8, ... the columns that it has of the weight. Rows that are not there are the last one
 // again: nothing is made of them.
@@ -75,39 +74,13 @@ struct Activations {
     }
 };
 
-// The same of one row, normed by what its moments are: memory of the CTA has no room for it.
-template <class T>
-struct NormedActivations {
-    float4 x[2], weight[2];
-    float factor;
-
-    template <class Job>
-    __device__ __forceinline__ void load(const Job& job, unsigned column) {
-        const auto& args = job.args;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const bool is_there = column < args.in_features;
-            x[i] = is_there ? load4(static_cast<const float*>(args.x) + column + 4 * i) : float4{};
-            weight[i] = is_there ? load4(args.norm_weight + column + 4 * i) : float4{};
-        }
-    }
-    __device__ __forceinline__ uint4 fragments(int) const {
-        const auto rounded = [&](float a, float b, float v, float w) {
-            return Activations<T, 1>::rounded(__float_as_uint(a * factor * v), __float_as_uint(b * factor * w));
-        };
-        return uint4{rounded(x[0].x, x[0].y, weight[0].x, weight[0].y), rounded(x[0].z, x[0].w, weight[0].z, weight[0].w),
-                     rounded(x[1].x, x[1].y, weight[1].x, weight[1].y), rounded(x[1].z, x[1].w, weight[1].z, weight[1].w)};
-    }
-};
-
 // Of lane 4 g + t: features 16 tile + g and 8 more, each of rows 8 n + 2 t and 8 n + 2 t + 1.
 template <class T, int ROW_TILES>
 struct Sums {
     static constexpr unsigned UNITS = ROW_TILES * TILES;
     float of[ROW_TILES][TILES][4];
 
-    template <class Activations>
-    __device__ __forceinline__ void add(const unsigned char* own, const Activations& x) {
+    __device__ __forceinline__ void add(const unsigned char* own, const Activations<T, ROW_TILES>& x) {
         uint4 b[ROW_TILES];
 #pragma unroll
         for (int n = 0; n < ROW_TILES; n++) b[n] = x.fragments(n);
@@ -284,18 +257,13 @@ __device__ __forceinline__ void gemm(const Job& job) {
     for (unsigned i = 0; i + 1 < SLOTS; i++) copier.copy(work);
 
     wait_for_inputs();
-    std::conditional_t<Job::HAS_NORM, NormedActivations<T>, Activations<T, ROWS / 8>> x;
-    if constexpr (Job::HAS_NORM) {
-        // Every CTA reads the whole row for itself, while its first weights are on their way.
-        float* scratch = reinterpret_cast<float*>(shared + COPY_BYTES);
-        x.factor = moments<false>(static_cast<const float*>(job.args.x), job.args.in_features, job.args.norm_eps, scratch).factor;
-    }
 #pragma unroll 1
     for (; work.left; work.next_panel()) {
         Sums<T, ROWS / 8> sums = {};
         const unsigned end = work.stage + work.stages();
 #pragma unroll 1
         for (unsigned stage = work.stage; stage < end; stage++) {
+            Activations<T, ROWS / 8> x;
             x.load(job, stage * STAGE_COLUMNS + own_column());
             copy_wait<int(SLOTS) - 2>();
             copier.copy(work);

@@ -46,16 +46,21 @@ struct Gemv {
     static constexpr unsigned CTAS = IS_FLOAT<Format> && Format::BYTES == 64 && ROWS == 1 ? 9 : 1;
 };
 
-// Of gemv_*: features of one of the targets.
+// Of gemv_*: features of one of the targets, for ROWS rows; blockIdx.y says which.
+template <unsigned ROWS>
 struct GemvJob {
     const GemvArgs& args;
     const GemvTarget& target;
+    unsigned first_row;
 
     __device__ __forceinline__ explicit GemvJob(const GemvArgs& args)
-        : args(args), target(target_of_cta(args.targets, args.targets[1].first_cta, args.targets[2].first_cta)) {}
+        : args(args),
+          target(target_of_cta(args.targets, args.targets[1].first_cta, args.targets[2].first_cta)),
+          first_row(blockIdx.y * ROWS) {}
     __device__ __forceinline__ unsigned cta() const { return blockIdx.x - target.first_cta; }
-    __device__ __forceinline__ unsigned x_row(unsigned row) const { return row; }
-    __device__ __forceinline__ unsigned out_row(unsigned row) const { return row; }
+    __device__ __forceinline__ unsigned num_rows() const { return min(ROWS, args.num_rows - first_row); }
+    __device__ __forceinline__ unsigned x_row(unsigned row) const { return first_row + row; }
+    __device__ __forceinline__ unsigned out_row(unsigned row) const { return first_row + row; }
 };
 
 // The first of a CTA's features.
@@ -78,7 +83,7 @@ struct Sums {
     __device__ __forceinline__ void add(const Job& job, unsigned column, const float (&w)[FEATURES][8]) {
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
-            if (ROWS > 1 && unsigned(row) >= job.args.num_rows) break;
+            if (ROWS > 1 && unsigned(row) >= job.num_rows()) break;
             const float* x = job.args.x + size_t(job.x_row(row)) * job.args.x_stride + column;
 #pragma unroll
             for (int i = 0; i < 8; i += 4) {
@@ -245,7 +250,7 @@ __device__ __forceinline__ void gemv(const Job& job) {
     __syncthreads();
     const unsigned f = threadIdx.x / ROWS, row = threadIdx.x % ROWS, n = first_feature(job) + f;
     const auto& target = job.target;
-    if (f >= FEATURES || row >= args.num_rows || n >= target.out_features) return;
+    if (f >= FEATURES || row >= job.num_rows() || n >= target.out_features) return;
     float sum = 0.0f;
     for (unsigned warp = 0; warp < WARPS; warp++) sum += merge[(warp * FEATURES + f) * ROWS + row];
     if (target.bias) sum += target.bias[n];

@@ -11,10 +11,9 @@ __device__ __forceinline__ const Target& target_of_cta(const Target (&targets)[M
     return targets[(blockIdx.x >= second) + (blockIdx.x >= third)];
 }
 
-// Of gemm_*: pieces of a weight, which may share a panel. HAS_NORM: x is one row, which is normed first.
-template <bool HAS_NORM_ = false>
+// Of gemm_*: pieces of a weight, which may share a panel.
 struct GemmJob {
-    static constexpr bool HAS_WHOLE_PANELS = false, HAS_NORM = HAS_NORM_;
+    static constexpr bool HAS_WHOLE_PANELS = false;
     const GemmArgs& args;
     const GemmTarget& target;
 
@@ -28,7 +27,7 @@ struct GemmJob {
 // Of grouped_*: a weight and some rows of a group. A CTA of products by tensor cores has a panel to itself.
 template <int ROWS, class Element>
 struct GroupJob {
-    static constexpr bool HAS_WHOLE_PANELS = true, HAS_NORM = false;
+    static constexpr bool HAS_WHOLE_PANELS = true;
     struct Args {
         static constexpr uint32_t accumulate = 0;
         static constexpr float scale = 1.0f;
@@ -69,6 +68,7 @@ struct GroupJob {
         return GroupTile{blockIdx.y % args.num_groups, first, min(unsigned(ROWS), args.num_rows - first), 0};
     }
     __device__ __forceinline__ unsigned cta() const { return blockIdx.x - first_cta; }
+    __device__ __forceinline__ unsigned num_rows() const { return args.num_rows; }
     __device__ __forceinline__ unsigned x_row(unsigned row) const { return x_rows ? x_rows[row] : row; }
     __device__ __forceinline__ unsigned out_row(unsigned row) const { return out_rows ? out_rows[row] : row; }
 };

@@ -353,17 +353,13 @@ pub struct GemmArgs {
     pub parts: DevicePtr,
     pub arrivals: DevicePtr,
     pub w_stride: u64,
-    pub norm_weight: DevicePtr,
     pub num_rows: u32,
     pub in_features: u32,
     pub x_stride: u32,
     pub accumulate: u32,
     pub scale: f32,
-    pub norm_eps: f32,
+    pub reserved: u32,
 }
-
-/// Columns that `gemm_*_n1` take at most.
-pub const MAX_NORMED_COLS: usize = 6144;
 
 /// Rows of one group, which a CTA of `grouped_*` takes.
 #[repr(C)]

@@ -357,9 +357,8 @@ fn deterministic_rows_have_the_same_bits_in_chunks_of_any_size() {
     assert!(whole != single, "the fast way is deterministic, too");
 }
 
-/// One row is normed within the products that read it, several before: a row has the same bits in either way.
 #[test]
-fn a_row_that_products_norm_has_the_bits_that_it_has_beside_others() {
+fn a_normed_row_has_the_bits_that_it_has_beside_others() {
     let mut rng = Rng::new(11);
     let (hidden, features) = (1280, 152);
     for dtype in DType::all() {

@@ -96,8 +96,7 @@ impl Product {
             x_stride: self.x_stride as u32,
             accumulate: self.accumulate.into(),
             scale: SCALE,
-            norm_weight: 0,
-            norm_eps: 0.0,
+            reserved: 0,
         };
         let kernel = Kernel::named(&format!("gemm_{}_r{capacity}", kernel_suffix(weight.format)));
         kernel.launch([pieces, 1, 1], &args, order);

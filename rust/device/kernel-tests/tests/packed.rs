@@ -194,8 +194,7 @@ impl Product {
             x_stride: one.x_stride as u32,
             accumulate: u32::from(one.accumulate),
             scale: SCALE,
-            norm_weight: 0,
-            norm_eps: 0.0,
+            reserved: 0,
         };
         packed.kernel("gemm", &format!("_r{capacity}")).launch([pieces, 1, 1], &args, order);
         assert_eq!(arrivals.values::<u32>(), vec![0; pieces], "arrivals are forgotten");

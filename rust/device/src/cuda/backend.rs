@@ -26,7 +26,6 @@ use super::{
     linear::{CudaLinear, Rows},
     memory::{Constants, RowNumbers, Scratch},
     packed::PackedFormat,
-    pieces::RowNorm,
     planes::PlaneBlocks,
     recurrent::{self, Recurrence},
     sample::Sampling,
@@ -225,14 +224,7 @@ impl CudaBackend {
             // SAFETY: the caller's promise.
             return unsafe { state.dense.multiply(rows, products) };
         };
-        let linears = || products.iter().map(|product| product.linear);
-        if norm.kind == NormKind::Rms && norm.bias.is_none() && state.dense.takes_norm(rows, linears()) {
-            assert_eq!(norm.weight.len(), rows.cols, "weights of the norm");
-            let norm = RowNorm { weight: state.constants.of(&self.driver, &norm.weight)?, eps: norm.eps };
-            // SAFETY: as above.
-            return unsafe { state.dense.multiply_normed(rows, norm, products) };
-        }
-        let element = state.dense.input_element(rows.count, linears());
+        let element = state.dense.input_element(rows.count, products.iter().map(|product| product.linear));
         let out = state.normed.floats(&self.driver, rows.count * rows.cols)?;
         let pass = NormPass { norm: Some(norm), out, element, ..NormPass::default() };
         self.norm_pass(&mut state.constants, rows, &pass)?;
@@ -499,7 +491,8 @@ impl Device for CudaBackend {
     }
 
     fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
-        spec.layers.iter().try_for_each(|layer| self.check_kv_layer(spec.dtype, layer.shape))?;
+        let mut shapes = spec.layers.iter().map(|layer| layer.shape).filter(|shape| *shape != KvShape::NONE);
+        shapes.try_for_each(|shape| self.check_kv_layer(spec.dtype, shape))?;
         CacheEngine::on_device(spec, |block_bytes| Ok(PlaneBlocks::new(&self.driver, spec, block_bytes)?))
     }
 

@@ -21,7 +21,7 @@ use super::{
     linear::{self, CudaLinear, Form, Rows, StoredKernels},
     memory::Scratch,
     packed::{BLOCK_COLUMNS, PANEL_ROWS, PackedFormat},
-    pieces::{self, PieceProducts, RowNorm, Way},
+    pieces::{self, PieceProducts, Way},
 };
 
 /// Rows up to which a weight in f32 is multiplied by `gemv_*`.
@@ -33,8 +33,9 @@ const FEW_VALUES: usize = 16 << 10;
 /// taken apart they would be written and read in 16 bits.
 const FEW_STORED_ROWS: usize = 32;
 /// Rows up to which a packed weight is multiplied by `gemm_*`, 32 at a time. Measured on an H100, 4096 x 14336 of Q4_K: 32 us for
-/// each 32 rows, and 180 us for 256 rows of the weight taken apart.
-const FEW_PACKED_ROWS: usize = 4 * pieces::MAX_ROWS;
+/// each 32 rows, and 180 us for 256 rows of the weight taken apart; in Llama-3-8B's shape on an H200, 128 rows at once are no faster
+/// than taken apart.
+const FEW_PACKED_ROWS: usize = 3 * pieces::MAX_ROWS;
 /// Bytes of a slice of a quantized weight in bf16: what the L2 of a large GPU holds, so that the product finds it there.
 const TILE_BYTES: usize = 32 << 20;
 /// A slice begins at a multiple of so many features: with a panel, and its columns of the output are aligned to 256 bytes.
@@ -137,25 +138,6 @@ impl Dense {
                 // SAFETY: the caller's promise; the rows were rounded above.
                 unsafe { self.driver.matmul(&matmul)? };
             }
-        }
-        Ok(())
-    }
-
-    /// Whether all products norm the rows themselves that they read ([`Self::multiply_normed`]).
-    pub fn takes_norm<'a>(&self, x: Rows, linears: impl IntoIterator<Item = &'a CudaLinear>) -> bool {
-        pieces::takes_norm(x.count, x.cols) && linears.into_iter().all(|linear| way(linear).is_some())
-    }
-
-    /// Norms a row and multiplies it by every weight.
-    ///
-    /// # Safety
-    /// As [`Self::multiply`]; the norm has a weight for each column.
-    pub unsafe fn multiply_normed(&mut self, x: Rows, norm: RowNorm, products: &[Product<'_>]) -> Result<(), CudaError> {
-        for alike in products.chunk_by(is_alike).flat_map(|alike| alike.chunks(MAX_TARGETS)) {
-            let way = way(alike[0].linear).expect("a weight that is multiplied by pieces");
-            assert_eq!(x.cols, alike[0].linear.in_features(), "columns of the input");
-            // SAFETY: the caller's promise; these are alike.
-            unsafe { self.pieces.multiply_normed(&self.driver, way, (x, norm), alike)? };
         }
         Ok(())
     }

@@ -2,9 +2,9 @@
 
 use super::{
     CudaError,
-    kernels::Kernel,
+    kernels::{GEMM_ROWS, Kernel},
     packed::{PANEL_ROWS, PackedFormat},
-    pieces::{Cut, MAX_PIECES, PieceKernels, Way},
+    pieces::{Cut, MAX_PIECES, Way},
 };
 
 /// Pieces of a weight with twice as many features as columns, unless they are very many: gate and up, which a launch multiplies
@@ -16,7 +16,7 @@ const MANY_PANELS: usize = 1024;
 pub struct PackedKernels {
     /// How weights lie.
     pub format: PackedFormat,
-    gemm: PieceKernels,
+    gemm: [Kernel; GEMM_ROWS.len()],
     /// `packed_dequantize_*`.
     pub dequantize: Kernel,
     /// `packed_embed_*`.
@@ -28,9 +28,10 @@ impl PackedKernels {
     ///
     /// Errors: [`CudaError::NoSuchKernel`].
     pub fn new(format: PackedFormat, suffix: &str) -> Result<Self, CudaError> {
+        let gemm = |rows: usize| Kernel::named(&format!("gemm_{suffix}_r{rows}"));
         Ok(Self {
             format,
-            gemm: PieceKernels::new(suffix)?,
+            gemm: [gemm(GEMM_ROWS[0])?, gemm(GEMM_ROWS[1])?, gemm(GEMM_ROWS[2])?],
             dequantize: Kernel::named(&format!("packed_dequantize_{suffix}"))?,
             embed: Kernel::named(&format!("packed_embed_{suffix}"))?,
         })

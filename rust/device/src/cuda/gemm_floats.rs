@@ -4,16 +4,20 @@
 use crate::{DType, Precision};
 
 use super::{
+    kernels::{GEMM_ROWS, Kernel},
     packed::PANEL_ROWS,
-    pieces::{Cut, MAX_PIECES, PieceKernels, Way},
+    pieces::{Cut, MAX_PIECES, Way},
 };
 
 /// Columns of a stage.
 const STAGE_COLUMNS: usize = 256;
 
-/// The kernels of a format; `None` for formats that have none.
-pub fn kernels(format: &str) -> Option<PieceKernels> {
-    matches!(format, "bf16" | "f16").then(|| PieceKernels::new(format).ok()).flatten()
+/// The kernels of a format, by the rows that they are for; `None` for formats that have none.
+pub fn kernels(format: &str) -> Option<[Kernel; GEMM_ROWS.len()]> {
+    let kernel = |rows: usize| Kernel::named(&format!("gemm_{format}_r{rows}"));
+    matches!(format, "bf16" | "f16")
+        .then(|| Some([kernel(GEMM_ROWS[0]).ok()?, kernel(GEMM_ROWS[1]).ok()?, kernel(GEMM_ROWS[2]).ok()?]))
+        .flatten()
 }
 
 /// Whether these kernels multiply by a weight of that type, where products of matrices are not worth it or not to be had.
@@ -27,7 +31,7 @@ fn cut([out_features, in_features]: [usize; 2], stage_columns: usize) -> Cut {
 }
 
 /// How weights with rows of so many bytes are multiplied.
-pub fn way(kernels: PieceKernels, row_bytes: usize) -> Way {
+pub fn way(kernels: [Kernel; GEMM_ROWS.len()], row_bytes: usize) -> Way {
     Way { kernels, w_stride: row_bytes as u64, stage_columns: STAGE_COLUMNS, cut }
 }
 

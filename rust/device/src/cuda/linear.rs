@@ -14,9 +14,8 @@ use super::{
     driver::{DeviceMemory, Driver},
     gemm::PackedKernels,
     gemm_floats,
-    kernels::{GEMV_ROWS, Kernel, launch, weight_suffix},
+    kernels::{GEMM_ROWS, GEMV_ROWS, Kernel, launch, weight_suffix},
     packed::PackedFormat,
-    pieces::PieceKernels,
 };
 
 /// Output features that a CTA of `gemv_*` computes.
@@ -50,7 +49,7 @@ pub struct StoredKernels {
     pub row_bytes: usize,
     gemv: [Kernel; GEMV_ROWS.len()],
     /// The kernels for a few more rows, of formats that have them.
-    pub gemm: Option<PieceKernels>,
+    pub gemm: Option<[Kernel; GEMM_ROWS.len()]>,
     /// The kernel that takes the weight apart; `None` where that is done of packed ones alone.
     pub dequantize: Option<Kernel>,
     embed: Kernel,
@@ -82,7 +81,7 @@ pub struct Rows {
     pub element: ElementType,
 }
 
-/// Multiplies weights that lie as in their file, 8 rows at a time; a row gets the same bits beside any others.
+/// Multiplies weights that lie as in their file, which are read once for 8 rows; a row gets the same bits beside any others.
 ///
 /// # Safety
 /// Rows and outputs are memory of `driver` of these shapes. All weights are of one format and width, all lie as in their file, at
@@ -91,37 +90,33 @@ pub unsafe fn multiply_stored(driver: &Arc<dyn Driver>, x: Rows, products: &[Pro
     let [Product { linear, scale, accumulate, .. }, ..] = products else { return Ok(()) };
     let Form::Stored(stored) = &linear.form else { unreachable!("the caller looked") };
     let most = GEMV_ROWS[GEMV_ROWS.len() - 1];
-    for first in (0..x.count).step_by(most) {
-        let rows = most.min(x.count - first);
-        let kernel = stored.gemv[GEMV_ROWS.iter().position(|&n| rows <= n).expect("at most the largest")];
-        let (mut targets, mut ctas) = ([GemvTarget::default(); MAX_TARGETS], 0);
-        for (target, Product { linear, out, .. }) in targets.iter_mut().zip(products) {
-            *target = GemvTarget {
-                w: linear.weight.at(),
-                bias: linear.bias().unwrap_or(0),
-                out: out + (first * linear.out_features * size_of::<f32>()) as u64,
-                out_features: linear.out_features as u32,
-                out_stride: linear.out_features as u32,
-                first_cta: ctas as u32,
-                reserved: 0,
-            };
-            ctas += linear.out_features.div_ceil(FEATURES_PER_CTA);
-        }
-        let args = GemvArgs {
-            x: x.at + (first * x.cols * size_of::<f32>()) as u64,
-            targets,
-            w_stride: stored.row_bytes as u64,
-            num_rows: rows as u32,
-            in_features: x.cols as u32,
-            x_stride: x.cols as u32,
-            accumulate: (*accumulate).into(),
-            scale: *scale,
+    let i = GEMV_ROWS.iter().position(|&rows| x.count.min(most) <= rows).expect("at most the largest");
+    let (mut targets, mut ctas) = ([GemvTarget::default(); MAX_TARGETS], 0);
+    for (target, Product { linear, out, .. }) in targets.iter_mut().zip(products) {
+        *target = GemvTarget {
+            w: linear.weight.at(),
+            bias: linear.bias().unwrap_or(0),
+            out: *out,
+            out_features: linear.out_features as u32,
+            out_stride: linear.out_features as u32,
+            first_cta: ctas as u32,
             reserved: 0,
         };
-        // SAFETY: the caller's promise; weights and biases have these shapes and live as long as the products.
-        unsafe { launch(driver, kernel, [ctas, 1, 1], &args)? };
+        ctas += linear.out_features.div_ceil(FEATURES_PER_CTA);
     }
-    Ok(())
+    let args = GemvArgs {
+        x: x.at,
+        targets,
+        w_stride: stored.row_bytes as u64,
+        num_rows: x.count as u32,
+        in_features: x.cols as u32,
+        x_stride: x.cols as u32,
+        accumulate: (*accumulate).into(),
+        scale: *scale,
+        reserved: 0,
+    };
+    // SAFETY: the caller's promise; weights and biases have these shapes and live as long as the products.
+    unsafe { launch(driver, stored.gemv[i], [ctas, x.count.div_ceil(GEMV_ROWS[i]), 1], &args) }
 }
 
 impl CudaLinear {

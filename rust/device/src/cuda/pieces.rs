@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::kernel_args::{DevicePtr, GemmArgs, GemmTarget, MAX_NORMED_COLS, MAX_TARGETS};
+use crate::kernel_args::{DevicePtr, GemmArgs, GemmTarget, MAX_TARGETS};
 
 use super::{
     CudaError,
@@ -44,43 +44,11 @@ impl Cut {
     }
 }
 
-/// The kernels of a format.
-#[derive(Clone, Copy)]
-pub struct PieceKernels {
-    by_rows: [Kernel; GEMM_ROWS.len()],
-    /// Of one row, which it norms first.
-    normed: Kernel,
-}
-
-impl PieceKernels {
-    /// `suffix`: the format's part of kernels' names.
-    ///
-    /// Errors: [`CudaError::NoSuchKernel`].
-    pub fn new(suffix: &str) -> Result<Self, CudaError> {
-        let [a, b, c] = GEMM_ROWS.map(|rows| Kernel::named(&format!("gemm_{suffix}_r{rows}")));
-        Ok(Self { by_rows: [a?, b?, c?], normed: Kernel::named(&format!("gemm_{suffix}_n1"))? })
-    }
-}
-
-/// An RMS norm without a bias, on the device.
-#[derive(Clone, Copy)]
-pub struct RowNorm {
-    /// A value for each column.
-    pub weight: DevicePtr,
-    /// Added to the mean square.
-    pub eps: f32,
-}
-
-/// Whether so many rows are normed within products of weights with so many columns.
-pub const fn takes_norm(rows: usize, cols: usize) -> bool {
-    rows == 1 && cols <= MAX_NORMED_COLS
-}
-
 /// How weights of one format and width are multiplied.
 #[derive(Clone, Copy)]
 pub struct Way {
-    /// Those of the format.
-    pub kernels: PieceKernels,
+    /// By the rows that they are for.
+    pub kernels: [Kernel; GEMM_ROWS.len()],
     /// See `GemmArgs`.
     pub w_stride: u64,
     /// Columns of a stage.
@@ -99,22 +67,6 @@ pub struct PieceProducts {
 }
 
 impl PieceProducts {
-    /// Multiplies a row by weights that is normed first ([`takes_norm`]).
-    ///
-    /// # Safety
-    /// As [`Self::multiply`].
-    pub unsafe fn multiply_normed(
-        &mut self,
-        driver: &Arc<dyn Driver>,
-        way: Way,
-        (x, norm): (Rows, RowNorm),
-        products: &[Product<'_>],
-    ) -> Result<(), CudaError> {
-        assert!(takes_norm(x.count, x.cols), "a row that is normed");
-        // SAFETY: the caller's promise.
-        unsafe { self.launch(driver, way, (way.kernels.normed, F32_ROWS), (x, 0, Some(norm)), products) }
-    }
-
     /// Multiplies by weights, 32 rows at a time. `rounded`: x as kernels for more than [`F32_ROWS`] rows read it, if it has more,
     /// and only then.
     ///
@@ -136,18 +88,18 @@ impl PieceProducts {
             let (from, value_bytes) = rounded.map_or((x.at, size_of::<f32>()), |rounded| (rounded, 2));
             let part = Rows { at: from + (first * x.cols * value_bytes) as u64, count, ..x };
             // SAFETY: the caller's promise; these are some of the rows.
-            unsafe { self.launch(driver, way, (way.kernels.by_rows[i], GEMM_ROWS[i]), (part, first, None), products)? };
+            unsafe { self.launch(driver, way, i, (part, first), products)? };
         }
         Ok(())
     }
 
-    /// By a kernel for so many rows; `first`: the place of the first one of these rows in the outputs.
+    /// `first`: the place of the first one of these rows in the outputs.
     unsafe fn launch(
         &mut self,
         driver: &Arc<dyn Driver>,
         way: Way,
-        (kernel, capacity): (Kernel, usize),
-        (x, first, norm): (Rows, usize, Option<RowNorm>),
+        capacity: usize,
+        (x, first): (Rows, usize),
         products: &[Product<'_>],
     ) -> Result<(), CudaError> {
         let [Product { scale, accumulate, .. }, ..] = products else { return Ok(()) };
@@ -166,7 +118,7 @@ impl PieceProducts {
             };
             pieces += cut.num_pieces;
         }
-        let parts = self.parts.floats(driver, planned_floats(capacity))?;
+        let parts = self.parts.floats(driver, planned_floats(GEMM_ROWS[capacity]))?;
         let arrivals = match &self.arrivals {
             Some(memory) => memory.at(),
             None => self.arrivals.insert(DeviceMemory::zeroed(driver, ARRIVAL_BYTES)?).at(),
@@ -177,17 +129,16 @@ impl PieceProducts {
             parts,
             arrivals,
             w_stride: way.w_stride,
-            norm_weight: norm.map_or(0, |norm| norm.weight),
             num_rows: x.count as u32,
             in_features: x.cols as u32,
             x_stride: x.cols as u32,
             accumulate: (*accumulate).into(),
             scale: *scale,
-            norm_eps: norm.map_or(0.0, |norm| norm.eps),
+            reserved: 0,
         };
         // SAFETY: the caller's promise; weights and biases have these shapes and live as long as the products, the parts have
         // room, and there is a number of arrivals for each piece.
-        unsafe { launch(driver, kernel, [pieces, 1, 1], &args) }
+        unsafe { launch(driver, way.kernels[capacity], [pieces, 1, 1], &args) }
     }
 
     /// Addresses that graphs know.

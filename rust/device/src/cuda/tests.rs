@@ -11,8 +11,8 @@ use super::{
     swap::Swap,
 };
 use crate::{
-    Constant, DType, Device, GgmlType, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LinearOptions, Norm, NormKind, Phases,
-    Precision, Projection, StepMetadata, WeightView, mmap::Bytes,
+    Constant, DType, Device, GgmlType, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, KvSource, LinearOptions, Norm, NormKind,
+    Phases, Precision, Projection, StepMetadata, WeightView, mmap::Bytes,
 };
 
 fn recording() -> (Arc<RecordingDriver>, Arc<dyn Driver>) {
@@ -43,6 +43,15 @@ fn a_copy_beyond_device_memory_is_refused() {
     let (_, driver) = recording();
     let memory = DeviceMemory::new(&driver, 16).unwrap();
     let _ = memory.upload(8, &[0u32; 3]);
+}
+
+#[test]
+fn layers_without_keys_and_values_need_no_kernels_for_them() {
+    let (_, driver) = recording();
+    let backend = CudaBackend::new(driver).unwrap();
+    let sources = [KvSource::Nothing, KvSource::Own(KvShape::new(1, 64))];
+    let spec = KvCacheSpec::grouped((4, 8), KvDType::F16, &sources, &[&[1]]).unwrap();
+    assert_eq!(backend.alloc_kv_cache(&spec).map(|cache| cache.spec().layers.len()).unwrap(), 2);
 }
 
 #[test]
