@@ -92,7 +92,7 @@ fn few(dtype: DType) -> usize {
     match dtype {
         DType::F32 => 8,
         DType::F16 | DType::BF16 => 32,
-        DType::Ggml(_) => 128,
+        DType::Ggml(_) => 96,
     }
 }
 
