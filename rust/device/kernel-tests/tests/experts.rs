@@ -411,9 +411,9 @@ const RULES: [RoutingRule; 4] = [
     RoutingRule { num_chosen: 1, score: RouterScore::Sigmoid, ..RULE },
 ];
 
-#[test]
-fn experts_agree_with_the_plain_backend_and_a_row_has_the_bits_that_it_has_alone() {
-    use GgmlType::{Q3K, Q4K, Q6K};
+/// Experts agree with those of the plain backend, and a row has the bits that it has alone. `close`: in parts of the largest
+/// value, as they are sums of large terms.
+fn check_experts(formats: [DType; 3], precision: Precision, close: f32, variants: &[usize]) {
     let mut rng = Rng::new(5);
     let mut norm = || Norm {
         kind: NormKind::Rms,
@@ -422,34 +422,42 @@ fn experts_agree_with_the_plain_backend_and_a_row_has_the_bits_that_it_has_alone
         eps: 1e-5,
     };
     let (norm, post_norm) = (norm(), norm());
-    let ggml = |format| DType::Ggml(format);
-    // How close, in parts of the largest value: sums of large terms.
-    let formats = [
-        ([DType::F32; 3], Precision::Exact, 1e-5),
-        ([DType::BF16; 3], Precision::Fast, 0.03),
-        ([ggml(Q4K), ggml(Q4K), ggml(Q6K)], Precision::Fast, 0.03),
-        // Formats without kernels for many rows, and such that differ.
-        ([ggml(Q4K), ggml(Q3K), ggml(Q3K)], Precision::Fast, 0.03),
-    ];
-    for (i, (formats, precision, close)) in formats.into_iter().enumerate() {
-        let layer = Layer::random(formats, &mut rng);
-        let rows = rng.floats(18 * HIDDEN);
-        for (variant, rule) in RULES.into_iter().enumerate() {
-            // The second has experts with more than 8 rows on average.
-            if i > 0 && variant != 1 && variant != i {
-                continue;
-            }
-            let norms = if (i + variant) % 2 == 0 { [Some(&norm), None] } else { [None, Some(&post_norm)] };
-            let what = format!("{formats:?}, {rule:?}");
-            let (reference, cuda) = (ReferenceBackend::new(), CudaBackend::new(driver(Order::Ascending)).unwrap());
-            let expected = run(&reference, &layer.load(&reference, rule, variant, precision), norms, &rows);
-            let experts = layer.load(&cuda, rule, variant, precision);
-            let all = run(&cuda, &experts, norms, &rows);
-            let largest = expected.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
-            assert_close(&all, &expected, [close * largest, 0.0], &what);
-            for (row, all) in rows.chunks_exact(HIDDEN).zip(all.chunks_exact(HIDDEN)).step_by(8) {
-                assert_eq!(run(&cuda, &experts, norms, row), all, "{what}: other bits alone");
-            }
+    let layer = Layer::random(formats, &mut rng);
+    // With three experts a row, more than 8 rows an expert on average.
+    let rows = rng.floats(17 * HIDDEN);
+    for &variant in variants {
+        let rule = RULES[variant];
+        let norms = if variant % 2 == 0 { [Some(&norm), None] } else { [None, Some(&post_norm)] };
+        let what = format!("{formats:?}, {rule:?}");
+        let (reference, cuda) = (ReferenceBackend::new(), CudaBackend::new(driver(Order::Ascending)).unwrap());
+        let expected = run(&reference, &layer.load(&reference, rule, variant, precision), norms, &rows);
+        let experts = layer.load(&cuda, rule, variant, precision);
+        let all = run(&cuda, &experts, norms, &rows);
+        let largest = expected.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
+        assert_close(&all, &expected, [close * largest, 0.0], &what);
+        for (row, all) in rows.chunks_exact(HIDDEN).zip(all.chunks_exact(HIDDEN)).step_by(9) {
+            assert_eq!(run(&cuda, &experts, norms, row), all, "{what}: other bits alone");
         }
     }
+}
+
+#[test]
+fn experts_in_f32_agree_with_the_plain_backend() {
+    check_experts([DType::F32; 3], Precision::Exact, 1e-5, &[0, 1, 2, 3]);
+}
+
+#[test]
+fn experts_in_bf16_agree_with_the_plain_backend() {
+    check_experts([DType::BF16; 3], Precision::Fast, 0.03, &[1, 0]);
+}
+
+#[test]
+fn packed_experts_agree_with_the_plain_backend() {
+    check_experts([GgmlType::Q4K, GgmlType::Q4K, GgmlType::Q6K].map(DType::Ggml), Precision::Fast, 0.03, &[1, 2]);
+}
+
+#[test]
+fn experts_of_formats_that_differ_agree_with_the_plain_backend() {
+    // Two of them have no kernels for many rows.
+    check_experts([GgmlType::Q4K, GgmlType::Q3K, GgmlType::Q3K].map(DType::Ggml), Precision::Fast, 0.03, &[3]);
 }
