@@ -1,4 +1,5 @@
-// Absorbed latent attention over the paged cache: query heads and rows of a request against a range of keys, which are values too.
+// Absorbed latent attention over the paged cache: query heads and rows of a request against a range of keys, which are values
+// too.
 //
 // The keys of all query heads are one vector a token, [rope | latent] of 64 and 512 elements, and its latent part is the value.
 // A CTA takes up to 32 query vectors: a share of the query heads, for some rows. It copies each key once.
@@ -13,8 +14,9 @@
 // What a vector sees depends on its own keys alone, and keys that it does not see change no bit of it. So a row has the same bits
 // beside any others, and, where keys are not cut, in any chunk.
 //
-// Bytes of a work: 1152 n_keys, for each 32 query vectors; operations 2176 n_keys a vector: 60 a byte for 32 vectors. Of memory an
-// H100 moves 14.7 bytes a cycle and SM, 2500 cycles a tile; shared memory is busy for about 2000 of them, tensor cores for 1100.
+// Bytes of a work: 1152 n_keys, for each 32 query vectors; operations 2176 n_keys a vector: 60 a byte for 32 vectors. Of memory
+// an H100 moves 14.7 bytes a cycle and SM, 2500 cycles a tile; shared memory is busy for about 2000 of them, tensor cores for
+// 1100.
 //
 // latent_f32: caches of f32, any width up to MAX_WIDTH: one row and four query heads a CTA, a warp each, in f32 throughout.
 #include "attention.cuh"

@@ -209,8 +209,8 @@ fn check(case: &Case, seed: u64) {
     assert_close(&problem.run(order), &problem.expected(), [tolerance, 0.0], &format!("{case:?}"));
 }
 
-/// Decodes of one key, odd lengths, and ends of tiles and blocks; prompts, and chunks behind others. Heads of one CTA and of several,
-/// which do not divide them evenly, and rows of which several share a CTA.
+/// Decodes of one key, odd lengths, and ends of tiles and blocks; prompts, and chunks behind others. Heads of one CTA and of
+/// several, which do not divide them evenly, and rows of which several share a CTA.
 #[test]
 fn latent_attention_agrees_with_the_oracle() {
     let requests = [(0, 1), (36, 1), (63, 1), (64, 1), (130, 1), (0, 9), (70, 3), (127, 2)];
@@ -531,7 +531,8 @@ impl Layer {
         }
     }
 
-    /// What steps of (computed tokens, rows) of each request give, over a cache that holds the same vector at every other position.
+    /// What steps of (computed tokens, rows) of each request give, over a cache that holds the same vector at every other
+    /// position.
     fn run(&self, backend: &dyn Backend, kv: KvDType, precision: Precision, steps: &[&[(usize, usize)]]) -> Vec<f32> {
         let [nope, rope, value, kv_rank] = self.dims;
         let (weights, width) = (self.load(backend, precision), rope + kv_rank);

@@ -33,8 +33,8 @@ const FEW_VALUES: usize = 16 << 10;
 /// taken apart they would be written and read in 16 bits.
 const FEW_STORED_ROWS: usize = 32;
 /// Rows up to which a packed weight is multiplied by `gemm_*`, 32 at a time. Measured on an H100, 4096 x 14336 of Q4_K: 32 us for
-/// each 32 rows, and 180 us for 256 rows of the weight taken apart; in Llama-3-8B's shape on an H200, 128 rows at once are no faster
-/// than taken apart.
+/// each 32 rows, and 180 us for 256 rows of the weight taken apart; in Llama-3-8B's shape on an H200, 128 rows at once are no
+/// faster than taken apart.
 const FEW_PACKED_ROWS: usize = 3 * pieces::MAX_ROWS;
 /// Bytes of a slice of a quantized weight in bf16: what the L2 of a large GPU holds, so that the product finds it there.
 const TILE_BYTES: usize = 32 << 20;

@@ -1,5 +1,5 @@
-//! Mixtures of experts: which rows pass which experts is decided on the GPU, and so are the tiles of rows that products take. What
-//! the host asks for depends on the number of rows alone, so steps can be recorded.
+//! Mixtures of experts: which rows pass which experts is decided on the GPU, and so are the tiles of rows that products take.
+//! What the host asks for depends on the number of rows alone, so steps can be recorded.
 
 use std::sync::Arc;
 

@@ -99,7 +99,8 @@ const NO_REQUEST: RecurrentRequest = RecurrentRequest { first_row: 0, num_rows: 
 const NO_MERGE: AttentionMerge = AttentionMerge { row: 0, first_part: 0, num_parts: 0, part_stride: 0 };
 
 impl PaddedLists {
-    /// For these kinds of layers: KV group and shape; with lists for recurrent ones where there are such. Until [`Self::place`], they lie nowhere.
+    /// For these kinds of layers: KV group and shape; with lists for recurrent ones where there are such. Until [`Self::place`],
+    /// they lie nowhere.
     pub fn new(bucket: Bucket, num_groups: usize, has_states: bool, kinds: &[(usize, PlanShape)]) -> Self {
         let mut end = 0;
         let mut region = |len: usize, size: usize| {

@@ -57,8 +57,8 @@ impl LatentScratch {
     }
 }
 
-/// Values of each buffer in the largest step. Queries before they are absorbed are not wider than after, nor is their low rank than
-/// the hidden state.
+/// Values of each buffer in the largest step. Queries before they are absorbed are not wider than after, nor is their low rank
+/// than the hidden state.
 fn planned_floats(shape: &WorkspaceShape) -> [usize; 5] {
     let wide = shape.num_heads * shape.head_dim;
     let cols = if shape.has_latent { [shape.hidden_size, wide, shape.head_dim, wide, wide] } else { [0; 5] };
@@ -289,7 +289,8 @@ fn even_heads(num_heads: usize) -> usize {
     num_heads.div_ceil(num_heads.div_ceil(LATENT_VECTORS))
 }
 
-/// Query heads of a CTA that takes as many rows with them as fit: the most that leave less than a tenth of its query vectors unused.
+/// Query heads of a CTA that takes as many rows with them as fit: the most that leave less than a tenth of its query vectors
+/// unused.
 fn prompt_heads(num_heads: usize) -> usize {
     let are_used = |heads: &usize| {
         let (used, taken) = (num_heads * (LATENT_VECTORS / heads), num_heads.div_ceil(*heads) * LATENT_VECTORS);

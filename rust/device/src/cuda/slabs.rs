@@ -1,5 +1,5 @@
-//! Small memory of a GPU, cut from slabs. The driver gives memory in pages of 2 MiB: a model of experts has thousands of weights of
-//! 3 MB, which would take 4 each.
+//! Small memory of a GPU, cut from slabs. The driver gives memory in pages of 2 MiB: a model of experts has thousands of weights
+//! of 3 MB, which would take 4 each.
 
 use std::collections::BTreeMap;
 

@@ -80,8 +80,9 @@ pub const QWEN: &[Case] = &[
     // In the order in which they come.
     qwen("<tool_call>\n<function=weather><parameter=zip>1</parameter><parameter=city>Oslo</parameter></function>\n</tool_call>")
         .calls(&[("weather", "{\"zip\": \"1\", \"city\": \"Oslo\"}")]),
-    // A value ends where it is closed and something follows that can, so that it may have any other marker in it; vLLM and
-    // SGLang end it before the next parameter as well, or before a closing marker that is spelled otherwise. The grammar lets no value go on unclosed.
+    // A value ends where it is closed and something follows that can, so that it may have any other marker in it; vLLM and SGLang
+    // end it before the next parameter as well, or before a closing marker that is spelled otherwise. The grammar lets no value
+    // go on unclosed.
     qwen("<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n<parameter=zip>\n1\n</parameter>\n</function>\n</tool_call>")
         .calls(&[("weather", "{\"city\": \"Oslo\\n<parameter=zip>\\n1\"}")]),
     qwen("<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter1>\n</parameter>\n</function>\n</tool_call>")
