@@ -1,8 +1,8 @@
 // Mixtures of experts: which rows pass which experts, and what comes of it.
 //
 //   route        warp: a row of logits. The CTA that is the last one to be done sorts what all have chosen into tiles: rows of
-// one                expert, up to as many as a product takes   add_experts  CTA (c, row): columns 1024 c .. 1024 c + 1024; 4
-// (num_chosen + 1) bytes a value, and 4 of a shared expert
+//                one expert, up to as many as a product takes
+//   add_experts  CTA (c, row): columns 1024 c .. 1024 c + 1024; 4 (num_chosen + 1) bytes a value, and 4 of a shared expert
 //
 // A row's choice depends on its logits alone. Where in a tile a row comes to lie depends on who is first, and changes no bits of
 // what products make of it. With few rows either is a launch: nothing is read but logits, and what experts gave.
