@@ -1,7 +1,8 @@
 """Compiles kernels/*.cu, each to a fatbin with machine code for every target and PTX, and writes what rust/device embeds.
 
 `python3 kernels/compiler.py` compiles, prints what came of it, and fails where there is no nvcc, on any warning, and on
-spills in kernels that decode. A package is built by kernels/backend.py, which compiles kernels where they can be of use.
+spills in kernels that decode. With `--targets` it does so for some targets alone, into a folder that nothing embeds. A package
+is built by kernels/backend.py, which compiles kernels where they can be of use.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parent
 BUILT = KERNELS / "built"
+CHECKED = KERNELS.parent / "build" / "kernels"
+"""Of some targets alone."""
 # Machine code runs on later devices of the same major version, so sm_80 serves 8.6; the driver compiles PTX for what has none.
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 PTX = "compute_80"
@@ -33,8 +36,6 @@ FLAGS = (
     "--compress-mode=size",
     "-Werror=all-warnings",
     "-Xptxas=-v,--warning-as-error",
-    *(f"-gencode=arch=compute_{target[3:]},code={target}" for target in TARGETS),
-    f"-gencode=arch={PTX},code={PTX}",
 )
 # Bytes of spills at most in what decodes: it waits for memory, and a spill is traffic of its own. Products with 32 rows have 64
 # sums a thread and spill some, so that a multiprocessor has two CTAs: with fewer warps and no spill they took longer on an H100.
@@ -124,9 +125,15 @@ def with_headers(source: Path) -> list[Path]:
     return files
 
 
-def content_key(source: Path, version: str) -> str:
+def flags(targets: Sequence[str]) -> tuple[str, ...]:
+    """What nvcc is told: with all targets, PTX as well."""
+    codes = [f"-gencode=arch=compute_{target[3:]},code={target}" for target in targets]
+    return *FLAGS, *codes, *([f"-gencode=arch={PTX},code={PTX}"] if tuple(targets) == TARGETS else [])
+
+
+def content_key(source: Path, version: str, targets: Sequence[str] = TARGETS) -> str:
     """A digest of everything that decides a file's fatbin."""
-    digest = hashlib.sha256(repr((version, FLAGS)).encode())
+    digest = hashlib.sha256(repr((version, flags(targets))).encode())
     for path in with_headers(source):
         content = path.read_bytes()
         digest.update(repr((path.name, len(content))).encode() + content)
@@ -139,16 +146,16 @@ def cache_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "mistral_paged" / "kernels"
 
 
-def compile_file(source: Path, built: Path, nvcc: Path, version: str) -> Compiled:
+def compile_file(source: Path, built: Path, nvcc: Path, version: str, targets: Sequence[str]) -> Compiled:
     """Puts a file's fatbin into `built`, and compiles it unless the cache has it of the same content."""
-    key = content_key(source, version)
+    key = content_key(source, version, targets)
     cached, record = cache_folder() / f"{key}.fatbin", cache_folder() / f"{key}.json"
     if not (cached.is_file() and record.is_file()):
         print(f"compiling {source.name}", file=sys.stderr, flush=True)
         cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
             image, text = Path(folder) / "image", Path(folder) / "text"
-            entries = [asdict(entry) for entry in parse_ptxas(run([str(nvcc), *FLAGS, "-o", str(image), str(source)]))]
+            entries = [asdict(entry) for entry in parse_ptxas(run([str(nvcc), *flags(targets), "-o", str(image), str(source)]))]
             text.write_text(json.dumps(entries))
             image.replace(cached)
             text.replace(record)
@@ -159,19 +166,20 @@ def compile_file(source: Path, built: Path, nvcc: Path, version: str) -> Compile
     return Compiled(source.stem, [Entry(**entry) for entry in json.loads(record.read_text())])
 
 
-def compile_all(kernels: Path = KERNELS, built: Path = BUILT) -> list[Compiled]:
+def compile_all(kernels: Path = KERNELS, built: Path = BUILT, targets: Sequence[str] = TARGETS) -> list[Compiled]:
     """Compiles what has changed, as many files at once as there are processors, and tells rust/device what there is."""
     nvcc = find_tool("nvcc")
     version = nvcc_version(nvcc)
     if not any(kernels.glob("*.cu")):
         raise CompileError(f"there is no .cu file in {kernels}")
-    built.mkdir(exist_ok=True)
+    built.mkdir(parents=True, exist_ok=True)
     # The slowest files are the largest; begun first, they do not end last alone.
     sources = sorted(kernels.glob("*.cu"), key=lambda path: -path.stat().st_size)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = list(pool.map(lambda source: compile_file(source, built, nvcc, version), sources))
+        compiled = list(pool.map(lambda source: compile_file(source, built, nvcc, version, targets), sources))
     compiled.sort(key=lambda file: file.name)
-    write_embedded(built, f"compiled by nvcc {version}", compiled)
+    if tuple(targets) == TARGETS:
+        write_embedded(built, f"compiled by nvcc {version}", compiled)
     return compiled
 
 
@@ -200,18 +208,33 @@ def spilling(compiled: Iterable[Compiled]) -> list[str]:
     ]
 
 
+def chosen_targets(text: str) -> tuple[str, ...]:
+    """Of names with commas between them, in the order of all targets."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in TARGETS]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: targets are {', '.join(TARGETS)}")
+    return tuple(target for target in TARGETS if target in names)
+
+
+def built_folder(targets: Sequence[str]) -> Path:
+    """Where the fatbins of these targets go."""
+    return BUILT if tuple(targets) == TARGETS else CHECKED
+
+
 def main() -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(description="Compile kernels/*.cu and check what the compiler says of them.")
     parser.add_argument("--verbose", action="store_true", help="registers and spills of every kernel")
+    parser.add_argument("--targets", type=chosen_targets, default=TARGETS, help="some alone, such as sm_80,sm_90, to check them")
     options = parser.parse_args()
+    built = built_folder(options.targets)
     try:
-        compiled = compile_all()
+        compiled = compile_all(built=built, targets=options.targets)
     except CompileError as error:
         print(error, file=sys.stderr)
         return 1
     for file in compiled:
-        size = (BUILT / f"{file.name}.fatbin").stat().st_size
+        size = (built / f"{file.name}.fatbin").stat().st_size
         print(f"{file.name}: {len({entry.name for entry in file.entries})} kernels, {size / 1e6:.2f} MB")
         for entry in file.entries if options.verbose else []:
             print(f"  {entry.name} {entry.target}: {entry.registers} registers, {entry.spill_bytes} bytes spilt")

@@ -1,13 +1,14 @@
 """Compares the kernels in the fatbins of kernels/built, for each target, with kernels/manifest.txt, from which they are launched.
 
-`python3 kernels/symbols.py` fails with the names of those that only one side has.
+`python3 kernels/symbols.py` fails with the names of those that only one side has. `--targets` is that of compiler.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import compiler
@@ -25,10 +26,10 @@ def entry_points(fatbin: Path) -> Iterator[tuple[str, str]]:
             yield target, found[1]
 
 
-def differences(fatbins: Iterable[Path], manifest: Path = MANIFEST) -> list[str]:
+def differences(fatbins: Iterable[Path], manifest: Path = MANIFEST, targets: Sequence[str] = compiler.TARGETS) -> list[str]:
     """What is listed and not there, or there and not listed."""
     listed = {line.split()[0] for line in manifest.read_text().splitlines()}
-    there: dict[str, set[str]] = {target: set() for target in compiler.TARGETS}
+    there: dict[str, set[str]] = {target: set() for target in targets}
     for fatbin in fatbins:
         for target, kernel in entry_points(fatbin):
             there[target].add(kernel)
@@ -41,8 +42,11 @@ def differences(fatbins: Iterable[Path], manifest: Path = MANIFEST) -> list[str]
 
 def main() -> int:
     """Returns the exit status."""
+    parser = argparse.ArgumentParser(description="Compare compiled kernels with the manifest.")
+    parser.add_argument("--targets", type=compiler.chosen_targets, default=compiler.TARGETS, help="those that were compiled")
+    targets = parser.parse_args().targets
     try:
-        failures = differences(sorted(compiler.BUILT.glob("*.fatbin")))
+        failures = differences(sorted(compiler.built_folder(targets).glob("*.fatbin")), targets=targets)
     except compiler.CompileError as error:
         failures = [str(error)]
     print(*failures, sep="\n", end="\n" if failures else "", file=sys.stderr)

@@ -1,5 +1,6 @@
 """How the CUDA kernels are compiled: with a stand-in for nvcc, which writes down what it was asked for."""
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -85,6 +86,23 @@ def test_every_target_and_ptx_are_asked_for(folder: Folder) -> None:
         assert f"code={target}" in call
     assert "all-warnings" in call
     assert "--warning-as-error" in call
+
+
+def test_some_targets_are_checked_in_a_folder_that_nothing_embeds(folder: Folder) -> None:
+    assert compiler.chosen_targets("sm_90,sm_80") == ("sm_80", "sm_90")
+    assert (compiler.built_folder(compiler.TARGETS), compiler.built_folder(["sm_80"])) == (compiler.BUILT, compiler.CHECKED)
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^sm_75: targets are sm_80, sm_89, "):
+        compiler.chosen_targets("sm_75,sm_80")
+    compiler.compile_all(folder.path, folder.built, ["sm_90"])
+    call = folder.calls.read_text()
+    assert "code=sm_90" in call
+    assert "code=sm_80" not in call
+    assert "code=compute_80" not in call
+    assert not (folder.built / "embedded.rs").exists()
+    # What was checked alone is not what a package embeds.
+    folder.compiled_files()
+    folder.compile()
+    assert folder.compiled_files() == ["gemv.cu", "norm.cu"]
 
 
 def test_only_what_changed_is_compiled_again(folder: Folder) -> None:
@@ -206,6 +224,7 @@ def test_kernels_of_a_fatbin_and_of_the_manifest_are_compared_by_name(folder: Fo
         "rms_norm_2 has machine code for sm_90, and is not in manifest.txt",
     ]
     assert len(symbols.differences([norm], manifest)) == len(compiler.TARGETS) + 2
+    assert symbols.differences([gemv, norm], manifest, ["sm_80"]) == []
 
 
 @pytest.mark.parametrize("platform", ["Darwin", "Windows"])
