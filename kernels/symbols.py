@@ -32,7 +32,8 @@ def differences(fatbins: Iterable[Path], manifest: Path = MANIFEST, targets: Seq
     there: dict[str, set[str]] = {target: set() for target in targets}
     for fatbin in fatbins:
         for target, kernel in entry_points(fatbin):
-            there[target].add(kernel)
+            if target in there:
+                there[target].add(kernel)
     failures = []
     for target, kernels in there.items():
         failures += [f"{name} of {manifest.name} has no machine code for {target}" for name in sorted(listed - kernels)]
