@@ -136,6 +136,37 @@ __device__ __forceinline__ uint32_t first_key(const AttentionArgs& args, uint32_
     return of_window > of_chunk ? of_window : of_chunk;
 }
 
+// Online softmax: scores of keys become weights; what was summed shrinks to the new largest score. A lane has two vectors.
+template <int EIGHTS, int TILES>
+__device__ __forceinline__ void online_softmax_update(float (&scores)[EIGHTS][4], float (&sums)[TILES][4], float (&largest)[2],
+                                                      float (&total)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float most = largest[i];
+#pragma unroll
+        for (int n = 0; n < EIGHTS; n++) most = fmaxf(most, fmaxf(scores[n][2 * i], scores[n][2 * i + 1]));
+        most = fmaxf(most, __shfl_xor_sync(WHOLE_WARP, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(WHOLE_WARP, most, 2));
+        const float base = most == NO_SCORE ? 0.0f : most;
+        const float shrink = exp2_fast(largest[i] - base);
+        largest[i] = most;
+        total[i] *= shrink;
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+            sums[n][2 * i] *= shrink;
+            sums[n][2 * i + 1] *= shrink;
+        }
+#pragma unroll
+        for (int n = 0; n < EIGHTS; n++) {
+#pragma unroll
+            for (int j = 2 * i; j < 2 * i + 2; j++) {
+                scores[n][j] = exp2_fast(scores[n][j] - base);
+                total[i] += scores[n][j];
+            }
+        }
+    }
+}
+
 // 16 query vectors of one warp, and what they have seen.
 template <class T, int D, int KEYS>
 struct QueryRows {
@@ -229,35 +260,6 @@ struct QueryRows {
         }
     }
 
-    // Online softmax: scores become weights; what was summed shrinks to the new largest score.
-    __device__ __forceinline__ void online_softmax_update(float (&scores)[KEYS / 8][4]) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float most = largest[i];
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) most = fmaxf(most, fmaxf(scores[n][2 * i], scores[n][2 * i + 1]));
-            most = fmaxf(most, __shfl_xor_sync(WHOLE_WARP, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(WHOLE_WARP, most, 2));
-            const float base = most == NO_SCORE ? 0.0f : most;
-            const float shrink = exp2_fast(largest[i] - base);
-            largest[i] = most;
-            total[i] *= shrink;
-#pragma unroll
-            for (int n = 0; n < Tile::COLS / 8; n++) {
-                sums[n][2 * i] *= shrink;
-                sums[n][2 * i + 1] *= shrink;
-            }
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) {
-#pragma unroll
-                for (int j = 2 * i; j < 2 * i + 2; j++) {
-                    scores[n][j] = exp2_fast(scores[n][j] - base);
-                    total[i] += scores[n][j];
-                }
-            }
-        }
-    }
-
     __device__ __forceinline__ void add_values(const unsigned char* tile, int keys, const uint32_t (&weights)[4]) {
         const unsigned lane = threadIdx.x % 32;
         const unsigned char* v = tile + Tile::V + keys * Tile::ROW_BYTES;
@@ -294,7 +296,7 @@ struct QueryRows {
         float scores[KEYS / 8][4];
         score(tile, scores);
         finish_scores(tile, first, end, scores);
-        online_softmax_update(scores);
+        online_softmax_update(scores, sums, largest, total);
 #pragma unroll
         for (int keys = 0; keys < KEYS; keys += 16) {
             uint32_t weights[4];

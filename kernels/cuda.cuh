@@ -217,6 +217,31 @@ __device__ __forceinline__ float cta_sum(float x, float* scratch) {
     return sum;
 }
 
+// Which of three in a launch this CTA computes a share of: the CTAs from `second` on are the second one's, and so on.
+template <class Target>
+__device__ __forceinline__ const Target& target_of_cta(const Target (&targets)[3], unsigned second, unsigned third) {
+    return targets[(blockIdx.x >= second) + (blockIdx.x >= third)];
+}
+
+// Whether this CTA is the last one to come, behind so many others; it then sees what they wrote before. `arrivals` counts them: 0
+// before the first, and again after the last. `arrived` is memory of the CTA for a number.
+__device__ __forceinline__ bool is_last_to_arrive(uint32_t* arrivals, uint32_t others, uint32_t* arrived) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) *arrived = atomicAdd(arrivals, 1u);
+    __syncthreads();
+    if (*arrived != others) return false;
+    __threadfence();
+    if (threadIdx.x == 0) *arrivals = 0;
+    return true;
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+
+// Four that follow each other, the first at a multiple of 4.
+__device__ __forceinline__ float4 load_four(const float* from) { return *reinterpret_cast<const float4*>(from); }
+
 // out[index] = x, in the type that an element type names.
 __device__ __forceinline__ void store_as(uint32_t type, void* out, size_t index, float x) {
     if (type == ELEMENT_F32) {

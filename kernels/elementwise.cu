@@ -17,19 +17,6 @@ namespace {
 
 constexpr unsigned THREADS = 256;
 
-// Four elements from index on.
-__device__ __forceinline__ void store4_as(uint32_t type, void* out, size_t index, float4 x) {
-    if (type == ELEMENT_F32) {
-        *reinterpret_cast<float4*>(static_cast<float*>(out) + index) = x;
-    } else if (type == ELEMENT_F16) {
-        *reinterpret_cast<uint2*>(static_cast<f16*>(out) + index) = uint2{pack<f16>(x.x, x.y), pack<f16>(x.z, x.w)};
-    } else {
-        *reinterpret_cast<uint2*>(static_cast<bf16*>(out) + index) = uint2{pack<bf16>(x.x, x.y), pack<bf16>(x.z, x.w)};
-    }
-}
-
-__device__ __forceinline__ float4 load4(const float* from) { return *reinterpret_cast<const float4*>(from); }
-
 // A norm over one row, before weight and bias: (x - mean) * factor.
 struct Moments {
     float mean, factor;
@@ -42,14 +29,14 @@ __device__ Moments moments(const float* row, uint32_t cols, float eps, float* sc
     if constexpr (HAS_MEAN) {
         float sum = 0.0f;
         for (uint32_t i = threadIdx.x * 4; i < cols; i += THREADS * 4) {
-            const float4 x = load4(row + i);
+            const float4 x = load_four(row + i);
             sum += x.x + x.y + x.z + x.w;
         }
         mean = cta_sum(sum, scratch) / cols;
     }
     float squares = 0.0f;
     for (uint32_t i = threadIdx.x * 4; i < cols; i += THREADS * 4) {
-        const float4 x = load4(row + i);
+        const float4 x = load_four(row + i);
         const float a = x.x - mean, b = x.y - mean, c = x.z - mean, d = x.w - mean;
         squares += a * a + b * b + c * c + d * d;
     }
@@ -63,8 +50,8 @@ struct Affine {
 
     // Elements i .. i + 4 of a row, normed.
     __device__ __forceinline__ float4 operator()(float4 x, uint32_t i, Moments m) const {
-        const float4 w = weight ? load4(weight + i) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-        const float4 b = bias ? load4(bias + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const float4 w = weight ? load_four(weight + i) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+        const float4 b = bias ? load_four(bias + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         return make_float4((x.x - m.mean) * m.factor * w.x + b.x, (x.y - m.mean) * m.factor * w.y + b.y,
                            (x.z - m.mean) * m.factor * w.z + b.z, (x.w - m.mean) * m.factor * w.w + b.w);
     }
@@ -81,7 +68,7 @@ __device__ void norm(const NormArgs& args) {
         const Affine post{args.post_weight, args.post_bias};
         const Moments m = args.post_weight ? moments<HAS_MEAN>(y, args.cols, args.post_eps, scratch) : Moments{0.0f, 1.0f};
         for (uint32_t i = threadIdx.x * 4; i < args.cols; i += THREADS * 4) {
-            const float4 a = load4(x + i), b = post(load4(y + i), i, m);
+            const float4 a = load_four(x + i), b = post(load_four(y + i), i, m);
             *reinterpret_cast<float4*>(x + i) = make_float4(a.x + b.x * args.y_scale, a.y + b.y * args.y_scale,
                                                             a.z + b.z * args.y_scale, a.w + b.w * args.y_scale);
         }
@@ -90,12 +77,12 @@ __device__ void norm(const NormArgs& args) {
     const Affine affine{args.weight, args.bias};
     const Moments m = moments<HAS_MEAN>(x, args.cols, args.eps, scratch);
     for (uint32_t i = threadIdx.x * 4; i < args.cols; i += THREADS * 4) {
-        store4_as(args.out_type, args.out, row + i, affine(load4(x + i), i, m));
+        store_four_as(args.out_type, args.out, row + i, affine(load_four(x + i), i, m));
     }
 }
 
 __device__ float activate(uint32_t activation, float x) {
-    if (activation == ACTIVATION_SILU) return x / (1.0f + expf(-x));
+    if (activation == ACTIVATION_SILU) return silu(x);
     if (activation == ACTIVATION_GELU_TANH) return 0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
     if (activation == ACTIVATION_QUICK_GELU) return x / (1.0f + expf(-1.702f * x));
     // 1 + erf loses all digits of a large negative x.
@@ -117,32 +104,32 @@ KERNEL(gated_activation, GatedActivationArgs, THREADS, 0) {
     const uint32_t at = (blockIdx.x * THREADS + threadIdx.x) * 4;
     if (at >= args.cols) return;
     const size_t row = blockIdx.y;
-    float4 gate = load4(args.gate + row * args.gate_stride + at);
-    float4 up = args.up ? load4(args.up + row * args.up_stride + at) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    float4 gate = load_four(args.gate + row * args.gate_stride + at);
+    float4 up = args.up ? load_four(args.up + row * args.up_stride + at) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
     if (args.weights) {
         const float by = args.weights[row];
         gate = make_float4(gate.x * by, gate.y * by, gate.z * by, gate.w * by);
         up = make_float4(up.x * by, up.y * by, up.z * by, up.w * by);
     }
-    store4_as(args.out_type, args.out, row * args.cols + at,
+    store_four_as(args.out_type, args.out, row * args.cols + at,
               make_float4(gated(args, gate.x, up.x), gated(args, gate.y, up.y), gated(args, gate.z, up.z), gated(args, gate.w, up.w)));
 }
 
 KERNEL(gather_rows, GatherRowsArgs, THREADS, 0) {
     const float* from = args.x + size_t(args.rows[blockIdx.x]) * args.cols;
     float* to = args.out + size_t(blockIdx.x) * args.cols;
-    for (uint32_t i = threadIdx.x * 4; i < args.cols; i += THREADS * 4) *reinterpret_cast<float4*>(to + i) = load4(from + i);
+    for (uint32_t i = threadIdx.x * 4; i < args.cols; i += THREADS * 4) *reinterpret_cast<float4*>(to + i) = load_four(from + i);
 }
 
 // What a matrix product of 16 bits reads; values that f16 does not reach become its largest.
 KERNEL(round_values, RoundValuesArgs, THREADS, 0) {
     const size_t at = (size_t(blockIdx.x) * THREADS + threadIdx.x) * 4;
     if (at >= args.count) return;
-    float4 x = load4(args.x + at);
+    float4 x = load_four(args.x + at);
     if (args.out_type == ELEMENT_F16) {
         x = make_float4(within_f16(x.x), within_f16(x.y), within_f16(x.z), within_f16(x.w));
     }
-    store4_as(args.out_type, args.out, at, x);
+    store_four_as(args.out_type, args.out, at, x);
 }
 
 KERNEL(fill_bias, FillBiasArgs, THREADS, 0) {

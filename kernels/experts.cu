@@ -117,7 +117,7 @@ __device__ void route_row(const RouteArgs& args, unsigned row, float* scores, fl
     if (args.score == ROUTER_SPARSEMIXER) return route_sparsemixer(args, scores, choice, chosen, weights);
     if (args.score == ROUTER_SOFTMAX) softmax(scores, count);
     for (unsigned i = lane; i < count; i += 32) {
-        if (args.score == ROUTER_SIGMOID) scores[i] = 1.0f / (1.0f + expf(-scores[i]));
+        if (args.score == ROUTER_SIGMOID) scores[i] = sigmoid(scores[i]);
         choice[i] = comparable(scores[i]);
         if (args.correction) choice[i] = comparable(choice[i] + args.correction[i]);
     }
@@ -225,15 +225,8 @@ KERNEL(route, RouteArgs, THREADS, ROUTE_BYTES) {
     if (row < args.num_rows) route_row(args, row, scores, scores + MAX_EXPERTS);
     __syncthreads();
     if (gridDim.x > 1) {
-        uint32_t* arrived = reinterpret_cast<uint32_t*>(shared);
-        __threadfence();
+        if (!is_last_to_arrive(args.arrivals, gridDim.x - 1, reinterpret_cast<uint32_t*>(shared))) return;
         __syncthreads();
-        if (threadIdx.x == 0) *arrived = atomicAdd(args.arrivals, 1u);
-        __syncthreads();
-        if (*arrived != gridDim.x - 1) return;
-        __syncthreads();
-        __threadfence();
-        if (threadIdx.x == 0) *args.arrivals = 0;
     }
     make_tiles(args, shared);
 }
@@ -241,10 +234,9 @@ KERNEL(route, RouteArgs, THREADS, ROUTE_BYTES) {
 KERNEL(add_experts, AddExpertsArgs, THREADS, 0) {
     const unsigned column = (blockIdx.x * THREADS + threadIdx.x) * 4, row = blockIdx.y;
     if (column >= args.cols) return;
-    const auto four = [](const float* at) { return *reinterpret_cast<const float4*>(at); };
     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const auto add = [&](const float* at, float weight) {
-        const float4 x = four(at);
+        const float4 x = load_four(at);
         sum = make_float4(sum.x + x.x * weight, sum.y + x.y * weight, sum.z + x.z * weight, sum.w + x.w * weight);
     };
     for (unsigned i = 0; i < args.num_chosen; i++) {
@@ -252,10 +244,10 @@ KERNEL(add_experts, AddExpertsArgs, THREADS, 0) {
         add(args.experts + place * args.cols + column, args.weights ? args.weights[place] : 1.0f);
     }
     const size_t at = size_t(row) * args.cols + column;
-    if (args.shared) add(args.shared + at, args.shared_logits ? 1.0f / (1.0f + expf(-args.shared_logits[row])) : 1.0f);
+    if (args.shared) add(args.shared + at, args.shared_logits ? sigmoid(args.shared_logits[row]) : 1.0f);
     sum = make_float4(sum.x * args.scale, sum.y * args.scale, sum.z * args.scale, sum.w * args.scale);
     if (args.accumulate) {
-        const float4 x = four(args.out + at);
+        const float4 x = load_four(args.out + at);
         sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
     }
     *reinterpret_cast<float4*>(args.out + at) = sum;

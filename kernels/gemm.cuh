@@ -305,14 +305,7 @@ __device__ __forceinline__ void add_parts(const Work& work, uint32_t* arrived) {
     const unsigned first_stage = work.panel * work.panel_stages();
     const unsigned first = first_stage / target.part_stages, last = (first_stage + work.panel_stages() - 1) / target.part_stages;
     if (first != last) {
-        uint32_t* arrivals = args.arrivals + target.first_piece + first;
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0) *arrived = atomicAdd(arrivals, 1u);
-        __syncthreads();
-        if (*arrived != last - first) return;
-        __threadfence();
-        if (threadIdx.x == 0) *arrivals = 0;
+        if (!is_last_to_arrive(args.arrivals + target.first_piece + first, last - first, arrived)) return;
     } else {
         __syncthreads();
     }

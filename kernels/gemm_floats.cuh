@@ -225,13 +225,7 @@ __device__ __forceinline__ void finish(const Work& work, unsigned char* shared, 
     merge_warps(shared, slot, sums, [&](unsigned at, float4 sum) { part(work.piece)[at] = sum; });
     uint32_t* arrivals = args.arrivals + work.job.target.first_piece + first;
     uint32_t* arrived = reinterpret_cast<uint32_t*>(shared + COPY_BYTES);
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) *arrived = atomicAdd(arrivals, 1u);
-    __syncthreads();
-    if (*arrived != last - first) return;
-    __threadfence();
-    if (threadIdx.x == 0) *arrivals = 0;
+    if (!is_last_to_arrive(arrivals, last - first, arrived)) return;
     for (unsigned at = threadIdx.x; at < PART; at += THREADS) {
         float4 sum = load_of_other_cta(part(first) + at);
         // Several at once: each takes as long as all of them.

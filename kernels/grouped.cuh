@@ -5,12 +5,6 @@
 #pragma once
 #include "cuda.cuh"
 
-// The target, of several in a launch, that this CTA computes a share of.
-template <class Target>
-__device__ __forceinline__ const Target& target_of_cta(const Target (&targets)[MAX_TARGETS], unsigned second, unsigned third) {
-    return targets[(blockIdx.x >= second) + (blockIdx.x >= third)];
-}
-
 // Of gemm_*: pieces of a weight, which may share a panel.
 struct GemmJob {
     static constexpr bool HAS_WHOLE_PANELS = false;

@@ -156,7 +156,7 @@ struct LatentRows {
             scores[n][2] = key <= last[1] ? sum.z * scale : NO_SCORE;
             scores[n][3] = key + 1 <= last[1] ? sum.w * scale : NO_SCORE;
         }
-        online_softmax_update(scores);
+        online_softmax_update(scores, sums, largest, total);
         const unsigned char* own = tile + (lane % 16) * ROW_BYTES + (ROPE + quarter * (TILES * 8)) * 2 + lane / 16 * 16;
 #pragma unroll
         for (int keys = 0; keys < KEYS; keys += 16) {
@@ -169,35 +169,6 @@ struct LatentRows {
                 load_matrices_transposed(values, own + keys * ROW_BYTES + n * 16);
                 multiply_tiles<T>(sums[n], weights, values[0], values[1]);
                 multiply_tiles<T>(sums[n + 1], weights, values[2], values[3]);
-            }
-        }
-    }
-
-    // Scores become weights; what was summed shrinks to the new largest score.
-    __device__ __forceinline__ void online_softmax_update(float (&scores)[KEYS / 8][4]) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float most = largest[i];
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) most = fmaxf(most, fmaxf(scores[n][2 * i], scores[n][2 * i + 1]));
-            most = fmaxf(most, __shfl_xor_sync(WHOLE_WARP, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(WHOLE_WARP, most, 2));
-            const float base = most == NO_SCORE ? 0.0f : most;
-            const float shrink = exp2_fast(largest[i] - base);
-            largest[i] = most;
-            total[i] *= shrink;
-#pragma unroll
-            for (int n = 0; n < TILES; n++) {
-                sums[n][2 * i] *= shrink;
-                sums[n][2 * i + 1] *= shrink;
-            }
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) {
-#pragma unroll
-                for (int j = 2 * i; j < 2 * i + 2; j++) {
-                    scores[n][j] = exp2_fast(scores[n][j] - base);
-                    total[i] += scores[n][j];
-                }
             }
         }
     }

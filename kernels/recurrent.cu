@@ -21,8 +21,6 @@ constexpr unsigned COLUMNS = 32;
 constexpr unsigned NORM_THREADS = 128;
 constexpr unsigned GATED = 1024; // elements of a CTA of sigmoid_gate
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // One channel of a request's convolution.
@@ -81,12 +79,27 @@ struct State {
     }
 };
 
-// Which of a warp's rows there are.
+// What a CTA keeps of a request: 32 columns of a head's state, [rows, cols], a column a lane and some rows a warp.
 template <unsigned N>
-__device__ __forceinline__ unsigned rows_of_warp(unsigned warp, unsigned rows) {
-    const unsigned first = warp * State<N>::ROWS;
-    return first < rows ? min(rows - first, State<N>::ROWS) : 0;
-}
+struct Slice {
+    unsigned head, column, count;
+    bool is_there;
+    float* kept;
+    State<N> state;
+
+    template <class Args>
+    __device__ __forceinline__ Slice(const Args& args, const RecurrentRequest& request, unsigned rows, unsigned cols) {
+        const unsigned slices = (cols + COLUMNS - 1) / COLUMNS, first = threadIdx.x / 32 * State<N>::ROWS;
+        head = blockIdx.x / slices, column = blockIdx.x % slices * COLUMNS + threadIdx.x % 32;
+        is_there = column < cols;
+        count = first < rows ? min(rows - first, State<N>::ROWS) : 0;
+        kept = args.states + request.slot * args.slot_stride + (size_t(head) * rows + first) * cols + column;
+        state.load(kept, cols, count, is_there && !request.begins);
+    }
+    __device__ __forceinline__ void store(unsigned cols) const {
+        if (is_there) state.store(kept, cols, count);
+    }
+};
 
 // What the warps have summed, in their order.
 __device__ __forceinline__ float sum_of_warps(const float (&parts)[WARPS][COLUMNS], unsigned lane, float sum) {
@@ -111,16 +124,12 @@ __device__ void mamba2(const Mamba2Args& args) {
     const RecurrentRequest request = args.requests[blockIdx.y];
     if (request.slot == NO_SLOT) return;
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const unsigned slices = (args.head_dim + COLUMNS - 1) / COLUMNS, head = blockIdx.x / slices;
-    const unsigned column = blockIdx.x % slices * COLUMNS + lane;
-    const bool is_there = column < args.head_dim;
+    Slice<N> slice(args, request, args.state_dim, args.head_dim);
+    State<N>& state = slice.state;
+    const unsigned head = slice.head, column = slice.column;
+    const bool is_there = slice.is_there;
     const unsigned width = args.num_heads * args.head_dim, group = head * args.num_groups / args.num_heads;
     const unsigned channels = width + 2 * args.num_groups * args.state_dim;
-    const unsigned count = rows_of_warp<N>(warp, args.state_dim);
-    float* kept = args.states + request.slot * args.slot_stride +
-                  (size_t(head) * args.state_dim + warp * ROWS) * args.head_dim + column;
-    State<N> state;
-    state.load(kept, args.head_dim, count, is_there && !request.begins);
     for (unsigned first = 0; first < request.num_rows; first += TOKENS) {
         const unsigned tokens = min(request.num_rows - first, TOKENS);
         const size_t row = request.first_row + first + warp;
@@ -166,7 +175,7 @@ __device__ void mamba2(const Mamba2Args& args) {
             args.out[row * width + head * args.head_dim + column] = sum_of_warps(shared.sums[warp], lane, own);
         }
     }
-    if (is_there) state.store(kept, args.head_dim, count);
+    slice.store(args.head_dim);
 }
 
 template <unsigned N>
@@ -201,15 +210,11 @@ __device__ void gated_delta(const GatedDeltaArgs& args) {
     const RecurrentRequest request = args.requests[blockIdx.y];
     if (request.slot == NO_SLOT) return;
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const unsigned slices = (args.value_dim + COLUMNS - 1) / COLUMNS, head = blockIdx.x / slices;
-    const unsigned column = blockIdx.x % slices * COLUMNS + lane;
-    const bool is_there = column < args.value_dim;
+    Slice<N> slice(args, request, args.key_dim, args.value_dim);
+    State<N>& state = slice.state;
+    const unsigned head = slice.head, column = slice.column;
+    const bool is_there = slice.is_there;
     const unsigned key_head = args.is_grouped ? head * args.num_key_heads / args.num_value_heads : head % args.num_key_heads;
-    const unsigned count = rows_of_warp<N>(warp, args.key_dim);
-    float* kept = args.states + request.slot * args.slot_stride +
-                  (size_t(head) * args.key_dim + warp * ROWS) * args.value_dim + column;
-    State<N> state;
-    state.load(kept, args.value_dim, count, is_there && !request.begins);
     for (unsigned first = 0; first < request.num_rows; first += TOKENS) {
         const unsigned tokens = min(request.num_rows - first, TOKENS);
         const size_t row = request.first_row + first + warp;
@@ -264,13 +269,13 @@ __device__ void gated_delta(const GatedDeltaArgs& args) {
         __syncthreads();
         if (warp < tokens && is_there) args.out[value] = sum_of_warps(shared.sums[warp], lane, 0.0f);
     }
-    if (is_there) state.store(kept, args.value_dim, count);
+    slice.store(args.value_dim);
 }
 
 }  // namespace
 
 KERNEL(causal_conv, CausalConvArgs, CHANNELS, 0) {
-    const ConvPart& part = args.parts[(blockIdx.x >= args.parts[1].first_cta) + (blockIdx.x >= args.parts[2].first_cta)];
+    const ConvPart& part = target_of_cta(args.parts, args.parts[1].first_cta, args.parts[2].first_cta);
     const unsigned channel = (blockIdx.x - part.first_cta) * CHANNELS + threadIdx.x;
     if (channel >= part.num_channels) return;
     const unsigned first = blockIdx.y * args.rows_per_cta, end = min(first + args.rows_per_cta, args.num_rows);
