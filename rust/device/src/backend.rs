@@ -8,10 +8,7 @@
 //! can do is asked for: [`Backend::sampler`], [`Backend::recorder`]. Nothing here names a backend that exists: weights, tensors
 //! and recorded steps are [`Any`] to everyone else.
 
-use std::{
-    any::Any,
-    sync::{Arc, Weak},
-};
+use std::{any::Any, sync::Arc};
 
 use crate::{
     AdapterRows, AttentionArgs, CacheEngine, DType, DeviceError, ExpertPhases, HostMemory, KvCacheSpec, KvDType, KvShape,
@@ -81,9 +78,9 @@ impl Linear {
         Arc::as_ptr(&self.weight).cast::<()>() as usize
     }
 
-    /// Something that tells whether it is still there.
-    pub(crate) fn downgrade(&self) -> Weak<dyn Any + Send + Sync> {
-        Arc::downgrade(&self.weight)
+    /// What its backend made of it, of whatever type, shared by its clones.
+    pub(crate) fn shared(&self) -> &Arc<dyn Any + Send + Sync> {
+        &self.weight
     }
 
     /// What its backend made of it.

@@ -21,6 +21,7 @@ use super::{
     driver::{DeviceMemory, Driver},
     experts::{self, ExpertsState},
     graph,
+    grouped::Groups,
     kernels::{HEAD_DIMS, Kernel, LATENT_DIMS, MAX_LATENT_WIDTH, kv_suffix, launch},
     latent::{self, LatentScratch},
     linear::{CudaLinear, Rows},
@@ -73,6 +74,7 @@ struct Kernels {
 pub(super) struct State {
     pub(super) lists: StepLists,
     pub(super) constants: Constants,
+    pub(super) groups: Groups,
     pub(super) dense: Dense,
     pub(super) experts: ExpertsState,
     pub(super) latent: LatentScratch,
@@ -134,6 +136,7 @@ impl CudaBackend {
         let state = State {
             lists: StepLists::new(&driver, options.splits_keys)?,
             constants: Constants::default(),
+            groups: Groups::default(),
             dense: Dense::new(&driver)?,
             experts: ExpertsState::new()?,
             latent: LatentScratch::default(),
@@ -155,7 +158,7 @@ impl CudaBackend {
     /// Addresses that graphs know, 0 of what is not there yet, and a number that is not 0 and changes with those of constants.
     pub(super) fn buffers(&self) -> Vec<DevicePtr> {
         let mut state = self.state();
-        let lost = state.constants.clear_lost() + 1;
+        let lost = state.constants.clear_lost() + state.groups.clear_lost() + 1;
         let own = [state.normed.at(), state.projected.at(), state.up.at(), state.recurrence.buffer(), lost];
         let State { dense, lists, experts, latent, .. } = &mut *state;
         [&own[..], &dense.buffers(), &lists.buffers(), &experts.buffers(), &latent.buffers()].concat()

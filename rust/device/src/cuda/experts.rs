@@ -16,7 +16,7 @@ use super::{
     CudaBackend, CudaError,
     backend::{Gating, NormPass, State, cuda, done, plain, rows},
     driver::{DeviceMemory, Driver},
-    grouped::{self, GroupedInput, GroupedRows, Groups},
+    grouped::{self, GroupedInput, GroupedRows},
     kernels::{GROUPED_ROWS, Kernel, launch},
     linear::{CudaLinear, Rows},
     memory::{Constants, Scratch},
@@ -37,8 +37,6 @@ const MANY_ROWS: usize = GROUPED_ROWS[0];
 pub struct ExpertsState {
     route: Kernel,
     add_experts: Kernel,
-    /// The weights of experts.
-    pub groups: Groups,
     /// CTAs of `route` that are done: 0 between launches.
     arrivals: Option<DeviceMemory>,
     /// `[rows, num_experts]`.
@@ -75,7 +73,6 @@ impl ExpertsState {
         Ok(Self {
             route: Kernel::named("route")?,
             add_experts: Kernel::named("add_experts")?,
-            groups: Groups::default(),
             arrivals: None,
             logits: Scratch::default(),
             choice: Scratch::default(),
@@ -88,11 +85,10 @@ impl ExpertsState {
         })
     }
 
-    /// Addresses that graphs know, 0 of what is not there yet, and a number that is not 0 and changes with those of weights.
+    /// Addresses that graphs know, 0 of what is not there yet.
     pub fn buffers(&mut self) -> Vec<DevicePtr> {
         let arrivals = self.arrivals.as_ref().map_or(0, DeviceMemory::at);
-        let losses = self.groups.clear_lost() + 1;
-        self.scratches().into_iter().map(|scratch| scratch.at()).chain([arrivals, losses]).collect()
+        self.scratches().into_iter().map(|scratch| scratch.at()).chain([arrivals]).collect()
     }
 
     /// Steps of that shape are the largest.
@@ -239,9 +235,9 @@ impl CudaBackend {
         tile_rows: usize,
     ) -> Result<DevicePtr, CudaError> {
         let driver = self.driver();
-        let State { dense, experts: own, .. } = state;
+        let State { dense, groups, experts: own, .. } = state;
         let entries = x.count * experts.rule.num_chosen;
-        let mut group = |role: fn(&Expert) -> &Linear| own.groups.of(driver, experts.experts.iter().map(role));
+        let mut group = |role: fn(&Expert) -> &Linear| groups.of(driver, experts.experts.iter().map(role));
         let [gates, ups, downs] = [group(|it| &it.gate)?, group(|it| &it.up)?, group(|it| &it.down)?];
         let width = gates.first.out_features();
         assert_eq!([ups.first.out_features(), downs.first.in_features(), downs.first.out_features()], [width, width, x.cols]);

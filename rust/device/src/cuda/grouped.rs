@@ -1,11 +1,7 @@
 //! Products of groups of rows with a weight each, by `grouped_gemv_*` and `grouped_gemm_*`: the experts that rows chose, and the
 //! heads of latent attention. A row gets the same bits beside any others.
 
-use std::{
-    any::Any,
-    collections::HashMap,
-    sync::{Arc, Weak},
-};
+use std::{any::Any, sync::Arc};
 
 use crate::{
     Linear,
@@ -19,6 +15,7 @@ use super::{
     gemm_floats,
     kernels::{GROUPED_ROWS, Kernel, launch, weight_suffix},
     linear::{CudaLinear, FEATURES_PER_CTA, Form, StoredKernels},
+    memory::Made,
     packed::PANEL_ROWS,
 };
 
@@ -36,14 +33,9 @@ pub struct Group<'a> {
     pub bias: DevicePtr,
 }
 
-/// Lists of addresses of weights that belong together, on the device.
+/// Lists of addresses of weights that belong together, and of their biases, on the device, by the first weight.
 #[derive(Default)]
-pub struct Groups {
-    /// By the first weight.
-    lists: HashMap<usize, (Weak<dyn Any + Send + Sync>, [DeviceMemory; 2])>,
-    /// How often lists were given up.
-    losses: u64,
-}
+pub struct Groups(Made<dyn Any + Send + Sync, [DeviceMemory; 2]>);
 
 impl Groups {
     /// The list of these weights, made when it is first asked for.
@@ -58,32 +50,25 @@ impl Groups {
         let mut linears = linears.into_iter().peekable();
         let head: &'a Linear = linears.peek().copied().expect("a weight at least");
         let first: &'a CudaLinear = head.weight();
-        if let Some((_, [w, bias])) = self.lists.get(&head.id()).filter(|(weak, _)| weak.strong_count() > 0) {
-            return Ok(Group { first, w: w.at(), bias: if first.bias().is_some() { bias.at() } else { 0 } });
-        }
-        self.clear_lost();
-        let kind = |linear: &CudaLinear| {
-            (linear.dtype(), linear.precision(), linear.out_features(), linear.in_features(), linear.bias().is_some())
-        };
-        let (mut weights, mut biases) = (Vec::new(), Vec::new());
-        for linear in linears {
-            let linear: &CudaLinear = linear.weight();
-            assert!(kind(linear) == kind(first), "weights of a group have one shape and format");
-            weights.push(linear.weight());
-            biases.push(linear.bias().unwrap_or(0));
-        }
-        let lists = [DeviceMemory::of(driver, &weights)?, DeviceMemory::of(driver, &biases)?];
-        let [w, bias] = [lists[0].at(), if first.bias().is_some() { lists[1].at() } else { 0 }];
-        self.lists.insert(head.id(), (head.downgrade(), lists));
-        Ok(Group { first, w, bias })
+        let [w, bias] = self.0.of(head.shared(), || {
+            let kind = |linear: &CudaLinear| {
+                (linear.dtype(), linear.precision(), linear.out_features(), linear.in_features(), linear.bias().is_some())
+            };
+            let (mut weights, mut biases) = (Vec::new(), Vec::new());
+            for linear in linears {
+                let linear: &CudaLinear = linear.weight();
+                assert!(kind(linear) == kind(first), "weights of a group have one shape and format");
+                weights.push(linear.weight());
+                biases.push(linear.bias().unwrap_or(0));
+            }
+            Ok([DeviceMemory::of(driver, &weights)?, DeviceMemory::of(driver, &biases)?])
+        })?;
+        Ok(Group { first, w: w.at(), bias: if first.bias().is_some() { bias.at() } else { 0 } })
     }
 
-    /// Gives up lists of weights that are gone, and tells how often that has happened.
+    /// See [`Made::clear_lost`].
     pub fn clear_lost(&mut self) -> u64 {
-        let before = self.lists.len();
-        self.lists.retain(|_, (weak, _)| weak.strong_count() > 0);
-        self.losses += u64::from(self.lists.len() < before);
-        self.losses
+        self.0.clear_lost()
     }
 }
 

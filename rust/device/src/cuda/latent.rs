@@ -37,20 +37,18 @@ pub struct LatentScratch {
     absorbed: Scratch,
     /// What attention gives, `[rows, num_heads * kv_rank]`.
     attended: Scratch,
-    /// The weights of the heads.
-    groups: Groups,
 }
 
 impl LatentScratch {
-    /// Addresses that graphs know, and a number that is not 0 and changes with those of lists.
-    pub fn buffers(&mut self) -> [DevicePtr; 6] {
-        let Self { low, query, latent, absorbed, attended, groups } = self;
-        [low.at(), query.at(), latent.at(), absorbed.at(), attended.at(), groups.clear_lost() + 1]
+    /// Addresses that graphs know.
+    pub fn buffers(&self) -> [DevicePtr; 5] {
+        let Self { low, query, latent, absorbed, attended } = self;
+        [low, query, latent, absorbed, attended].map(Scratch::at)
     }
 
     /// Steps of that shape are the largest.
     pub fn plan(&mut self, shape: &WorkspaceShape) {
-        let Self { low, query, latent, absorbed, attended, .. } = self;
+        let Self { low, query, latent, absorbed, attended } = self;
         for (scratch, floats) in [low, query, latent, absorbed, attended].into_iter().zip(planned_floats(shape)) {
             scratch.plan(floats * size_of::<f32>());
         }
@@ -133,7 +131,7 @@ impl CudaBackend {
         unsafe {
             let x = HeadColumns { rows: query, first: 0, width: dims.q_width() };
             let out = HeadColumns { rows: absorbed, first: dims.rope_dim, width: dims.width() };
-            per_head(self.driver(), (&mut state.dense, &mut state.latent.groups), &weights.key_up, [x, out])?;
+            per_head(self.driver(), (&mut state.dense, &mut state.groups), &weights.key_up, [x, out])?;
         }
         cache.attend(self.driver(), &mut state.lists, &params, [absorbed, attended], step)?;
         let v_dim = out.cols() / dims.num_heads;
@@ -143,7 +141,7 @@ impl CudaBackend {
         unsafe {
             let x = HeadColumns { rows: attended, first: 0, width: dims.kv_rank };
             let out = HeadColumns { rows: out, first: 0, width: v_dim };
-            per_head(self.driver(), (&mut state.dense, &mut state.latent.groups), &weights.value_up, [x, out])
+            per_head(self.driver(), (&mut state.dense, &mut state.groups), &weights.value_up, [x, out])
         }
     }
 

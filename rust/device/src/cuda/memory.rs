@@ -124,36 +124,53 @@ impl RowNumbers {
     }
 }
 
-/// Copies of what models keep on the host: norms and rope tables.
-#[derive(Default)]
-pub struct Constants {
-    copies: HashMap<*const Vec<f32>, (Weak<Vec<f32>>, DeviceMemory)>,
-    /// How often copies were given up.
+/// What was made on the device of values that others share, for as long as they do.
+pub struct Made<T: ?Sized, V> {
+    by_address: HashMap<usize, (Weak<T>, V)>,
+    /// How often some were given up.
     losses: u64,
 }
 
-// SAFETY: the addresses are keys, and never followed.
-unsafe impl Send for Constants {}
+impl<T: ?Sized, V> Default for Made<T, V> {
+    fn default() -> Self {
+        Self { by_address: HashMap::new(), losses: 0 }
+    }
+}
+
+impl<T: ?Sized, V> Made<T, V> {
+    /// What `make` makes of these values when they are first asked about.
+    pub fn of(&mut self, values: &Arc<T>, make: impl FnOnce() -> Result<V, CudaError>) -> Result<&V, CudaError> {
+        let address = Arc::as_ptr(values).cast::<()>() as usize;
+        // A weak reference keeps its address from being given to others, so an entry is either of these values or of none that
+        // live.
+        if self.by_address.get(&address).is_none_or(|(weak, _)| weak.strong_count() == 0) {
+            self.clear_lost();
+            self.by_address.insert(address, (Arc::downgrade(values), make()?));
+        }
+        Ok(&self.by_address[&address].1)
+    }
+
+    /// Gives up what is of values that are gone, and tells how often that has happened.
+    pub fn clear_lost(&mut self) -> u64 {
+        let before = self.by_address.len();
+        self.by_address.retain(|_, (weak, _)| weak.strong_count() > 0);
+        self.losses += u64::from(self.by_address.len() < before);
+        self.losses
+    }
+}
+
+/// Copies of what models keep on the host: norms and rope tables.
+#[derive(Default)]
+pub struct Constants(Made<Vec<f32>, DeviceMemory>);
 
 impl Constants {
     /// The copy of these values, made when it is first asked for.
     pub fn of(&mut self, driver: &Arc<dyn Driver>, values: &Constant) -> Result<DevicePtr, CudaError> {
-        // A weak reference keeps its address from being given to others, so an entry is either these values or none that live.
-        if let Some((_, memory)) = self.copies.get(&Arc::as_ptr(values)).filter(|(weak, _)| weak.strong_count() > 0) {
-            return Ok(memory.at());
-        }
-        self.clear_lost();
-        let memory = DeviceMemory::of(driver, values)?;
-        let at = memory.at();
-        self.copies.insert(Arc::as_ptr(values), (Arc::downgrade(values), memory));
-        Ok(at)
+        self.0.of(values, || DeviceMemory::of(driver, values)).map(DeviceMemory::at)
     }
 
-    /// Gives up copies of what is gone, and tells how often that has happened.
+    /// See [`Made::clear_lost`].
     pub fn clear_lost(&mut self) -> u64 {
-        let before = self.copies.len();
-        self.copies.retain(|_, (weak, _)| weak.strong_count() > 0);
-        self.losses += u64::from(self.copies.len() < before);
-        self.losses
+        self.0.clear_lost()
     }
 }
