@@ -8,6 +8,7 @@ mod memory;
 pub mod pool;
 pub mod random;
 pub mod scales;
+pub mod tensors;
 pub mod weight;
 
 use std::{

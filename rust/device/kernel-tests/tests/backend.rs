@@ -3,10 +3,15 @@
 use device::{
     Activation, AttentionArgs, AttentionParams, Backend, DType, EmbedArgs, EmbeddingTable, GateUpArgs, GgmlType, HeadNorm,
     KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Linear, LinearOptions, Mask, Norm, NormKind, NormSpan,
-    Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView, cpu::ReferenceBackend,
+    Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, WeightView, cpu::ReferenceBackend,
     cuda::CudaBackend, mmap::Bytes,
 };
-use kernel_tests::{Order, assert_close, driver, random::Rng, weight::Weight};
+use kernel_tests::{
+    Order, assert_close, driver,
+    random::Rng,
+    tensors::{fetched, tensor},
+    weight::Weight,
+};
 
 const HIDDEN: usize = 64;
 const CLOSE: [f32; 2] = [2e-5, 2e-5];
@@ -46,22 +51,6 @@ const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::Ggml(GgmlType::Q8_0)
 
 fn linear(backend: &dyn Backend, weight: &WeightView, bias: Option<Vec<f32>>) -> Linear {
     backend.load_linear(weight, &LinearOptions { name: "w".into(), precision: Precision::Exact, bias }).unwrap()
-}
-
-/// A tensor of these rows, wherever the backend has it: rows of a table that is looked up one by one.
-fn tensor(backend: &dyn Backend, values: &[f32], cols: usize) -> Tensor {
-    let rows = values.len() / cols;
-    let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let table = WeightView::new(DType::F32, rows, cols, Bytes::from_vec(bytes)).unwrap();
-    let ids: Vec<u32> = (0..rows as u32).collect();
-    let mut out = backend.alloc(rows, cols).unwrap();
-    backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &ids, adapters: &[], scale: 1.0 }, &mut out);
-    out
-}
-
-fn fetched(backend: &dyn Backend, mut tensor: Tensor) -> Vec<f32> {
-    backend.fetch(&mut tensor);
-    tensor.as_slice().to_vec()
 }
 
 fn norm(rng: &mut Rng, dim: usize) -> Norm {

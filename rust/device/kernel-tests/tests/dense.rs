@@ -1,11 +1,15 @@
 //! Products of `CudaBackend` with few rows and with many, against the plain backend.
 
 use device::{
-    Backend, DType, EmbedArgs, EmbeddingTable, GgmlType, Linear, LinearOptions, Precision, Projection, ResidualArgs,
-    StepMetadata, Tensor, WeightView, cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes, quant::dequantize_row,
+    Backend, DType, GgmlType, Linear, LinearOptions, Precision, Projection, ResidualArgs, StepMetadata, WeightView,
+    cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes, quant::dequantize_row,
 };
 use half::{bf16, f16};
-use kernel_tests::{Order, assert_close, driver, random::Rng};
+use kernel_tests::{
+    Order, assert_close, driver,
+    random::Rng,
+    tensors::{fetched, tensor},
+};
 
 const Q8_0: DType = DType::Ggml(GgmlType::Q8_0);
 const Q4_0: DType = DType::Ggml(GgmlType::Q4_0);
@@ -57,19 +61,6 @@ fn rounded(weight: &WeightView) -> WeightView {
 
 fn linear(backend: &dyn Backend, weight: &WeightView, precision: Precision, bias: Option<&Vec<f32>>) -> Linear {
     backend.load_linear(weight, &LinearOptions { name: "w".into(), precision, bias: bias.cloned() }).unwrap()
-}
-
-fn tensor(backend: &dyn Backend, values: &[f32], cols: usize) -> Tensor {
-    let ids: Vec<u32> = (0..(values.len() / cols) as u32).collect();
-    let mut out = backend.alloc(ids.len(), cols).unwrap();
-    let table = f32_view(values, cols);
-    backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &ids, adapters: &[], scale: 1.0 }, &mut out);
-    out
-}
-
-fn fetched(backend: &dyn Backend, mut tensor: Tensor) -> Vec<f32> {
-    backend.fetch(&mut tensor);
-    tensor.as_slice().to_vec()
 }
 
 /// With products of matrices: of the emulation, or of cuBLASLt on a GPU.

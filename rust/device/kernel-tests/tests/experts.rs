@@ -1,8 +1,8 @@
 //! Mixtures of experts: the router's choice, products of groups of rows, and the phase against the plain backend.
 
 use device::{
-    Activation, Backend, DType, EmbedArgs, EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertGroups, Experts, GgmlType,
-    Linear, LinearOptions, Norm, NormKind, Precision, RouterScore, RoutingRule, SharedExpert, StepMetadata, Tensor, WeightView,
+    Activation, Backend, DType, Expert, ExpertActivation, ExpertArgs, ExpertGroups, Experts, GgmlType, Linear, LinearOptions,
+    Norm, NormKind, Precision, RouterScore, RoutingRule, SharedExpert, StepMetadata, WeightView,
     cpu::ReferenceBackend,
     cuda::{CudaBackend, packed::PackedFormat},
     kernel_args::{GroupTile, GroupedArgs, GroupedTarget, MAX_TARGETS, RouteArgs, RouterScoreKind},
@@ -12,6 +12,7 @@ use half::{bf16, f16};
 use kernel_tests::{
     Buffer, Kernel, Order, assert_close, driver,
     random::Rng,
+    tensors::{fetched, tensor},
     weight::{Weight, kernel_suffix},
 };
 
@@ -384,24 +385,12 @@ impl Layer {
     }
 }
 
-/// A tensor of these rows, wherever the backend has it.
-fn tensor(backend: &dyn Backend, values: &[f32], cols: usize) -> Tensor {
-    let rows = values.len() / cols;
-    let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    let table = WeightView::new(DType::F32, rows, cols, Bytes::from_vec(bytes)).unwrap();
-    let ids: Vec<u32> = (0..rows as u32).collect();
-    let mut out = backend.alloc(rows, cols).unwrap();
-    backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &ids, adapters: &[], scale: 1.0 }, &mut out);
-    out
-}
-
 fn run(backend: &dyn Backend, experts: &Experts, norms: [Option<&Norm>; 2], rows: &[f32]) -> Vec<f32> {
     let mut hidden = tensor(backend, rows, HIDDEN);
     let [norm, post_norm] = norms;
     let args = ExpertArgs { hidden: &mut hidden, norm, experts, post_norm, scale: 0.7 };
     backend.expert_phases().unwrap().experts(args, &StepMetadata::default());
-    backend.fetch(&mut hidden);
-    hidden.as_slice().to_vec()
+    fetched(backend, hidden)
 }
 
 const RULES: [RoutingRule; 4] = [

@@ -14,6 +14,7 @@ use kernel_tests::{
     Buffer, Kernel, Order, assert_close, driver,
     pool::{block_bytes, cache_name, filled, planes, poisoned, vector},
     random::Rng,
+    tensors::{fetched, tensor},
 };
 
 /// Elements that rotate, and of a latent vector, as published models have them.
@@ -569,16 +570,12 @@ impl Layer {
             step.groups.push(group);
             let count = step.positions.len();
             backend.begin_step(&step);
-            let mut x = backend.alloc(count, HIDDEN).unwrap();
-            x.set_rows(count);
-            x.as_mut_slice().copy_from_slice(&hidden);
-            backend.store(&mut x);
+            let x = tensor(backend, &hidden, HIDDEN);
             let mut out: Tensor = backend.alloc(count, self.num_heads * value).unwrap();
             let (norm, rope) = (Some(&self.norms[0]), Some(&self.rope));
             let args = LatentArgs { hidden: &x, norm, weights: &weights, rope, cache: &cache, layer: 1, params, out: &mut out };
             backend.latent_phases().unwrap().latent_attention(args, &step);
-            backend.fetch(&mut out);
-            all.extend_from_slice(out.as_slice());
+            all.extend(fetched(backend, out));
         }
         all
     }

@@ -3,14 +3,18 @@
 
 use device::{
     Backend, Conv, DType, Device, EmbedArgs, EmbeddingTable, GatedDelta, Linear, LinearOptions, Mamba2, Norm, NormKind, Phases,
-    Precision, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache, StepGraphs, StepMetadata, StepRecorder, Tensor,
+    Precision, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache, StepGraphs, StepMetadata, StepRecorder,
     WeightView,
     cpu::ReferenceBackend,
     cuda::{CudaBackend, CudaOptions},
     kernel_args::{CausalConvArgs, ConvPart, NO_SLOT, RecurrentRequest},
     mmap::Bytes,
 };
-use kernel_tests::{Buffer, Kernel, Order, assert_close, driver, random::Rng};
+use kernel_tests::{
+    Buffer, Kernel, Order, assert_close, driver,
+    random::Rng,
+    tensors::{fetched, tensor},
+};
 
 const HIDDEN: usize = 48;
 const KINDS: usize = 8;
@@ -118,15 +122,6 @@ impl Request {
         let mut rng = Rng::new(seed);
         Self { rows: (0..num_rows).map(|_| rng.floats(HIDDEN)).collect(), out: Vec::new(), done: 0, slot }
     }
-}
-
-fn tensor(backend: &dyn Backend, values: &[f32], cols: usize) -> Tensor {
-    let rows = values.len() / cols;
-    let mut tensor = backend.alloc(rows, cols).unwrap();
-    tensor.set_rows(rows);
-    tensor.as_mut_slice().copy_from_slice(values);
-    backend.store(&mut tensor);
-    tensor
 }
 
 /// Room for four requests, and a layer before that keeps something as well.
@@ -378,8 +373,7 @@ fn attention_is_gated() {
     let run = |backend: &dyn Backend| {
         let (mut x, gate) = (tensor(backend, &x, 700), tensor(backend, &gate, 700));
         backend.recurrent_phases().unwrap().gate(&mut x, &gate);
-        backend.fetch(&mut x);
-        x.as_slice().to_vec()
+        fetched(backend, x)
     };
     let cuda = CudaBackend::new(driver(Order::Descending)).unwrap();
     assert_close(&run(&cuda), &run(&ReferenceBackend::new()), [1e-6, 1e-6], "a gate");
