@@ -14,8 +14,9 @@ use crate::{
 
 use super::{
     CudaBackend, CudaError,
-    backend::{Gating, NormPass, State, cuda, done, plain, rows},
+    backend::{State, cuda, done, plain, rows},
     driver::{DeviceMemory, Driver},
+    elementwise::{Gating, NormPass},
     grouped::{self, GroupedInput, GroupedRows},
     kernels::{GROUPED_ROWS, Kernel, launch},
     linear::{CudaLinear, Rows},

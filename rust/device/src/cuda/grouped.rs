@@ -13,14 +13,11 @@ use super::{
     driver::{DeviceMemory, Driver},
     gemm::PackedKernels,
     gemm_floats,
-    kernels::{GROUPED_ROWS, Kernel, launch, weight_suffix},
+    kernels::{GROUPED_ROWS, Kernel, MAX_GRID_Y, launch, weight_suffix},
     linear::{CudaLinear, FEATURES_PER_CTA, Form, StoredKernels},
     memory::Made,
     packed::PANEL_ROWS,
 };
-
-/// CTAs of a grid in y at most.
-pub const MAX_GRID_Y: usize = 65535;
 
 /// Weights of one shape and format, one for each group, as kernels find them. It holds addresses: the weights outlive it.
 #[derive(Clone, Copy)]

@@ -33,6 +33,8 @@ pub struct Kernel {
     pub shared_bytes: u32,
 }
 
+/// CTAs of a grid in y at most.
+pub const MAX_GRID_Y: usize = (1 << 16) - 1;
 /// Rows of a step that one launch of `gemv_*` multiplies, by the kernel's suffix.
 pub const GEMV_ROWS: [usize; 4] = [1, 2, 4, 8];
 /// The same of `gemm_*`.
@@ -122,7 +124,7 @@ pub unsafe fn launch<A: KernelArgs>(
     if grid.contains(&0) {
         return Ok(());
     }
-    assert!(grid[0] < 1 << 31 && grid[1] < 1 << 16 && grid[2] < 1 << 16, "{} on a grid of {grid:?}", kernel.name);
+    assert!(grid[0] < 1 << 31 && grid[1] <= MAX_GRID_Y && grid[2] <= MAX_GRID_Y, "{} on a grid of {grid:?}", kernel.name);
     let launch = Launch { kernel, grid: grid.map(|n| n as u32), args: bytes_of(std::slice::from_ref(args)) };
     // SAFETY: the struct is the kernel's; the rest is the caller's promise.
     unsafe { driver.launch(&launch) }

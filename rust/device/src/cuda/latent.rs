@@ -16,7 +16,7 @@ use super::{
     dense::Dense,
     driver::Driver,
     grouped::{self, GroupedInput, GroupedRows, Groups},
-    kernels::{GROUPED_ROWS, Kernel, LATENT_DIMS, kv_suffix, launch},
+    kernels::{GROUPED_ROWS, Kernel, LATENT_DIMS, MAX_GRID_Y, kv_suffix, launch},
     linear::Rows,
     memory::{Constants, Scratch},
 };
@@ -325,7 +325,7 @@ unsafe fn per_head(
     } else {
         (few, x.rows.at, size_of::<f32>())
     };
-    let most = grouped::MAX_GRID_Y / weights.len() * tile_rows;
+    let most = MAX_GRID_Y / weights.len() * tile_rows;
     for first in (0..x.rows.count).step_by(most) {
         let rows = GroupedRows::All {
             num_rows: most.min(x.rows.count - first),

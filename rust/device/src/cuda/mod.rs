@@ -9,6 +9,7 @@ mod backend;
 mod cublaslt;
 mod dense;
 pub mod driver;
+mod elementwise;
 pub mod embedded;
 pub mod error;
 mod experts;

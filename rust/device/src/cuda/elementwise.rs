@@ -1,0 +1,106 @@
+//! Norms and activations: a launch each over rows.
+
+use crate::{
+    Activation, Constant, Norm, NormKind,
+    kernel_args::{DevicePtr, ElementType, GatedActivationArgs, NormArgs},
+};
+
+use super::{
+    CudaBackend, CudaError, attention,
+    kernels::{MAX_GRID_Y, launch},
+    linear::Rows,
+    memory::Constants,
+};
+
+/// Columns that a CTA of `gated_activation` computes.
+const ACTIVATION_COLS: usize = 1024;
+
+/// What `rms_norm` or `layer_norm` is to do; see `NormArgs`.
+#[derive(Default)]
+pub struct NormPass<'a> {
+    pub add: Option<DevicePtr>,
+    pub post_norm: Option<&'a Norm>,
+    pub scale: f32,
+    pub norm: Option<&'a Norm>,
+    pub out: DevicePtr,
+    pub element: ElementType,
+}
+
+/// How a gate is applied; see `GatedActivationArgs`.
+#[derive(Clone, Copy, Default)]
+pub struct Gating {
+    pub activation: u32,
+    /// 0: rows have no weights.
+    pub weights: DevicePtr,
+    pub alpha: f32,
+    pub limit: f32,
+}
+
+impl Gating {
+    pub fn of(activation: Activation) -> Self {
+        Self { activation: attention::activation_kind(activation), ..Self::default() }
+    }
+}
+
+impl CudaBackend {
+    /// Adds to rows and norms them, as the pass says.
+    pub(super) fn norm_pass(&self, constants: &mut Constants, x: Rows, pass: &NormPass<'_>) -> Result<(), CudaError> {
+        let mut constant = |values: Option<&Constant>| values.map_or(Ok(0), |values| constants.of(self.driver(), values));
+        let mut affine = |norm: Option<&Norm>| -> Result<_, CudaError> {
+            Ok((constant(norm.map(|norm| &norm.weight))?, constant(norm.and_then(|norm| norm.bias.as_ref()))?))
+        };
+        let (post_weight, post_bias) = affine(pass.post_norm)?;
+        let (weight, bias) = affine(pass.norm)?;
+        let kinds = [pass.post_norm, pass.norm].map(|norm| norm.map(|norm| norm.kind));
+        let kernel = match kinds {
+            [Some(a), Some(b)] if a != b => panic!("two kinds of norms in one pass"),
+            [Some(NormKind::Layer), _] | [_, Some(NormKind::Layer)] => self.kernels.layer_norm,
+            _ => self.kernels.rms_norm,
+        };
+        let args = NormArgs {
+            x: x.at,
+            y: pass.add.unwrap_or(0),
+            post_weight,
+            post_bias,
+            weight,
+            bias,
+            out: pass.out,
+            num_rows: x.count as u32,
+            cols: x.cols as u32,
+            out_type: pass.element as u32,
+            eps: pass.norm.map_or(0.0, |norm| norm.eps),
+            post_eps: pass.post_norm.map_or(0.0, |norm| norm.eps),
+            y_scale: pass.scale,
+        };
+        // SAFETY: rows, the addition and the output are buffers of these shapes; weights and biases have as many values as a row.
+        unsafe { launch(self.driver(), kernel, [x.count, 1, 1], &args) }
+    }
+
+    /// `out = activation(gate) * up`, or `activation(gate)` where `up` is 0.
+    pub(super) fn activate(&self, gate: Rows, up: DevicePtr, out: DevicePtr, gating: Gating) -> Result<(), CudaError> {
+        let row_bytes = (gate.cols * size_of::<f32>()) as u64;
+        let Gating { activation, weights, alpha, limit } = gating;
+        for first in (0..gate.count).step_by(MAX_GRID_Y) {
+            let num_rows = MAX_GRID_Y.min(gate.count - first);
+            let offset = first as u64 * row_bytes;
+            let args = GatedActivationArgs {
+                gate: gate.at + offset,
+                up: if up == 0 { 0 } else { up + offset },
+                weights: if weights == 0 { 0 } else { weights + (first * size_of::<f32>()) as u64 },
+                out: out + offset,
+                num_rows: num_rows as u32,
+                cols: gate.cols as u32,
+                gate_stride: gate.cols as u32,
+                up_stride: gate.cols as u32,
+                activation,
+                out_type: ElementType::F32 as u32,
+                alpha,
+                limit,
+            };
+            let grid = [gate.cols.div_ceil(ACTIVATION_COLS), num_rows, 1];
+            // SAFETY: each is a buffer of `gate.count` rows of this width, or no buffer.
+            unsafe { launch(self.driver(), self.kernels.gated_activation, grid, &args)? };
+        }
+        Ok(())
+    }
+}
