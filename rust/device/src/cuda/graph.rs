@@ -13,7 +13,7 @@ use std::{
 
 use crate::{StepGraphs, StepMetadata, kernel_args::DevicePtr};
 
-use super::{CudaBackend, CudaError, driver::Driver, graph_lists::PaddedLists, graph_plan::Bucket};
+use super::{CudaBackend, CudaError, backend::State, driver::Driver, graph_lists::PaddedLists, graph_plan::Bucket};
 
 /// Bytes of the card that graphs may take; they are reserved before the KV pool is sized.
 pub const RESERVED_BYTES: u64 = 256 << 20;
@@ -92,7 +92,9 @@ impl CudaBackend {
             graphs.by_bucket.insert(bucket, recorded);
         }
         let Some(Some(graph)) = graphs.by_bucket.get_mut(&bucket) else { return Ok(false) };
-        self.state().lists.upload_padded(&mut graph.lists, token_ids, step)?;
+        let State { lists, lora, .. } = &mut *self.state();
+        lora.go_back(None);
+        lists.upload_padded(&mut graph.lists, token_ids, step)?;
         graphs.current = Some(bucket);
         Ok(true)
     }
@@ -112,7 +114,7 @@ impl CudaBackend {
         let driver = self.driver();
         let rehearsal = bucket.rehearsal(step.groups.len(), !step.state_slots.is_empty());
         let token_ids = vec![0; bucket.rows];
-        self.state().lists.begin(&rehearsal).map_err(text)?;
+        self.begin(&rehearsal).map_err(text)?;
         // What fails here fails as any step.
         run(&token_ids, &rehearsal);
         let lists = self.state().lists.padded(driver, bucket, largest).map_err(text)?;

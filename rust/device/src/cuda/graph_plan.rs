@@ -28,7 +28,7 @@ impl Bucket {
         let num_reqs = step.num_reqs();
         let decodes = step.positions.len() == num_reqs && step.query_start_loc.windows(2).all(|pair| pair[1] == pair[0] + 1);
         let rows = padded_rows(num_reqs);
-        if !decodes || num_reqs == 0 || rows > max_rows.min(MAX_ROWS) {
+        if !decodes || num_reqs == 0 || rows > max_rows.min(MAX_ROWS) || !step.adapters.is_empty() {
             return None;
         }
         let parts: usize = step.positions.iter().map(|position| max_parts(*position as usize + 1)).sum();
