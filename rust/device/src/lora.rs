@@ -1,7 +1,11 @@
 //! Adapters: what is added to a model's linear layers for the rows of a step that ask for it (LoRA, Hu et al. 2021,
 //! arXiv:2106.09685; DoRA, Liu et al. 2024, arXiv:2402.09353). A row without an adapter keeps its bits.
 
-use std::{any::Any, collections::{BTreeSet, HashMap}, sync::Arc};
+use std::{
+    any::Any,
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use crate::{DType, DeviceError, Linear, WeightView, mmap::Bytes};
 

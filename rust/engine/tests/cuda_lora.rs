@@ -27,7 +27,13 @@ fn gpu(total_bytes: u64, graphs: bool) -> (Arc<dyn Backend>, Arc<EmulatedDriver>
 }
 
 fn small() -> EngineConfig {
-    EngineConfig { max_num_batched_tokens: 32, max_num_seqs: 8, prefix_caching: false, paged_attention: pool_of(600, 8), ..exact() }
+    EngineConfig {
+        max_num_batched_tokens: 32,
+        max_num_seqs: 8,
+        prefix_caching: false,
+        paged_attention: pool_of(600, 8),
+        ..exact()
+    }
 }
 
 fn load(backend: &Arc<dyn Backend>, base: &str, config: &EngineConfig, adapters: &[(&str, PathBuf)]) -> Engine {
@@ -36,7 +42,12 @@ fn load(backend: &Arc<dyn Backend>, base: &str, config: &EngineConfig, adapters:
 
 fn check_golden(name: &str) {
     let (backend, _) = gpu(1 << 40, false);
-    let engine = load(&backend, &golden(name).base, &EngineConfig { paged_attention: pool_of(600, 8), ..exact() }, &[("it", folder(name))]);
+    let engine = load(
+        &backend,
+        &golden(name).base,
+        &EngineConfig { paged_attention: pool_of(600, 8), ..exact() },
+        &[("it", folder(name))],
+    );
     check(&engine, name, "on CUDA");
 }
 

@@ -5,8 +5,8 @@ use std::{collections::HashMap, sync::Arc};
 use device::{
     Activation, Adapter, AdapterRows, Backend, DType, EmbedArgs, EmbeddingDelta, EmbeddingProduct, EmbeddingTable, Expert,
     ExpertActivation, ExpertArgs, Experts, GateUpArgs, Linear, LinearDelta, LinearOptions, LowRank, Magnitude, Norm, NormKind,
-    Precision, Projection, ResidualArgs, RouterScore, RoutingRule, SharedExpert, StepMetadata, WeightView,
-    cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes,
+    Precision, Projection, ResidualArgs, RouterScore, RoutingRule, SharedExpert, StepMetadata, WeightView, cpu::ReferenceBackend,
+    cuda::CudaBackend, mmap::Bytes,
 };
 use kernel_tests::{
     Order, assert_close, driver,
@@ -224,8 +224,8 @@ impl Setup {
         let (mut embedded, mut q, mut k, mut v) = (alloc(COLS), alloc(COLS), alloc(WIDTH), alloc(WIDTH));
         let table = EmbeddingTable::Loaded(&layers.head);
         backend.embed(&EmbedArgs { table, token_ids: &step.tokens, adapters: &meta.adapters, scale: 0.5 }, &mut embedded);
-        let mut projections = [(&layers.q, &mut q), (&layers.k, &mut k), (&layers.v, &mut v)]
-            .map(|(linear, out)| Projection { linear, out });
+        let mut projections =
+            [(&layers.q, &mut q), (&layers.k, &mut k), (&layers.v, &mut v)].map(|(linear, out)| Projection { linear, out });
         backend.norm_linear(&x, Some(&norm), &mut projections, &meta);
         let mut gated = alloc(WIDTH);
         let (gate, up, activation) = (Some(&layers.gate), &layers.up, Activation::Silu);
@@ -239,13 +239,7 @@ impl Setup {
         }
         let [added, normed] = <[_; 2]>::try_from(residuals).ok().unwrap();
         let mut mixed = tensor(backend, &step.x, COLS);
-        let args = ExpertArgs {
-            hidden: &mut mixed,
-            norm: Some(&norm),
-            experts: &layers.experts,
-            post_norm: None,
-            scale: 1.0,
-        };
+        let args = ExpertArgs { hidden: &mut mixed, norm: Some(&norm), experts: &layers.experts, post_norm: None, scale: 1.0 };
         backend.expert_phases().unwrap().experts(args, &meta);
         // Rows that are sampled have other numbers.
         let chosen: Vec<u32> = (0..n as u32).rev().collect();

@@ -6,10 +6,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    Adapter, AdapterRows, AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, Device, DeviceError, DeviceSampler, EmbedArgs,
-    EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, LatentPhases, Linear, LinearOptions, Norm,
-    NormSpan, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs, RowSampling, SampledRow, StateCache,
-    StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
+    Adapter, AdapterRows, AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, Device, DeviceError,
+    DeviceSampler, EmbedArgs, EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, LatentPhases,
+    Linear, LinearOptions, Norm, NormSpan, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs, RowSampling,
+    SampledRow, StateCache, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatherRowsArgs},
 };
@@ -484,7 +484,7 @@ impl Device for CudaBackend {
     }
 
     fn plan_workspaces(&self, shape: &WorkspaceShape) {
-        let State { lists, dense, experts, latent, recurrence, normed, projected, up, .. } = &mut *self.state();
+        let State { lists, dense, experts, latent, lora, recurrence, normed, projected, up, .. } = &mut *self.state();
         for (scratch, floats) in [normed, projected, up].into_iter().zip(planned_floats(shape)) {
             scratch.plan(floats * size_of::<f32>());
         }
@@ -492,6 +492,7 @@ impl Device for CudaBackend {
         dense.plan(shape);
         experts.plan(shape);
         latent.plan(shape);
+        lora.plan(shape);
         recurrence.plan(shape);
     }
 

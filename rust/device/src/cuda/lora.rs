@@ -4,10 +4,14 @@
 //! What the host asks for depends on the layers that adapters of the step change, on their ranks and on the number of rows. Which
 //! rows have which adapter is in lists that are copied once a step.
 
-use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ops::RangeInclusive,
+    sync::{Arc, Weak},
+};
 
 use crate::{
-    Adapter, AdapterRows, DType, DeviceError, EmbeddingDelta, Linear, LinearDelta, LowRank,
+    Adapter, AdapterRows, DType, DeviceError, EmbeddingDelta, Linear, LinearDelta, LowRank, WorkspaceShape,
     kernel_args::{
         DevicePtr, ElementType, LORA_ROWS, LoraArgs, LoraDelta, LoraEmbedArgs, LoraEmbedding, LoraRow, LoraTarget, LoraTile,
         MAX_TARGETS,
@@ -34,7 +38,7 @@ const COLS_PER_CTA: usize = 256;
 const KEPT_COLS: usize = 1024;
 
 /// What an adapter does to a layer, as far as launches depend on it.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Use {
     /// Rows of its first factor, or of what stands in the place of others.
     rank: usize,
@@ -47,22 +51,31 @@ struct Use {
 impl Use {
     /// Of one adapter or another.
     fn or(self, other: Self) -> Self {
-        Self {
-            rank: self.rank.max(other.rank),
-            has_low: self.has_low || other.has_low,
-            is_kept: self.is_kept || other.is_kept,
-        }
+        Self { rank: self.rank.max(other.rank), has_low: self.has_low || other.has_low, is_kept: self.is_kept || other.is_kept }
     }
 }
 
 /// Which layers an adapter changes.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Uses {
     sites: BTreeMap<u32, Use>,
     changes_embedding: bool,
 }
 
 impl Uses {
+    /// Adds what another adapter does; whether that is more.
+    fn add(&mut self, other: &Self) -> bool {
+        let mut is_more = other.changes_embedding && !self.changes_embedding;
+        self.changes_embedding |= other.changes_embedding;
+        for (site, of) in &other.sites {
+            let known = self.sites.entry(*site).or_default();
+            let both = known.or(*of);
+            is_more |= both != *known;
+            *known = both;
+        }
+        is_more
+    }
+
     fn of(&self, sites: RangeInclusive<u32>) -> Option<Use> {
         self.sites.range(sites).map(|(_, of)| *of).reduce(Use::or)
     }
@@ -163,9 +176,7 @@ impl Writer<'_> {
 /// What launches depend on.
 fn use_of(delta: &LinearDelta) -> Use {
     match delta {
-        LinearDelta::LowRank(low_rank) => {
-            Use { rank: low_rank.rank(), has_low: true, is_kept: low_rank.magnitude.is_some() }
-        }
+        LinearDelta::LowRank(low_rank) => Use { rank: low_rank.rank(), has_low: true, is_kept: low_rank.magnitude.is_some() },
         LinearDelta::Replaced(linear) => Use { rank: linear.out_features, has_low: false, is_kept: true },
         LinearDelta::Rows { ids, .. } => Use { rank: ids.len(), has_low: false, is_kept: true },
     }
@@ -209,17 +220,62 @@ pub fn load(driver: &Arc<dyn Driver>, adapter: &Adapter) -> Result<Adapter, Devi
     Ok(Adapter::on_device(sites, bytes, Arc::new(weights)))
 }
 
-/// The rows of a step with adapters, and their tiles.
-fn lists(adapters: &[AdapterRows]) -> (Vec<LoraRow>, Vec<LoraTile>) {
-    let (mut rows, mut tiles) = (Vec::new(), Vec::new());
-    for AdapterRows { adapter, rows: own } in adapters {
-        let adapter: &CudaAdapter = adapter.weights();
-        for chunk in own.chunks(LORA_ROWS) {
-            tiles.push(LoraTile { first_row: rows.len() as u32, num_rows: chunk.len() as u32 });
-            rows.extend(chunk.iter().map(|row| LoraRow { row: *row, ..adapter.row }));
+/// What the adapters do that were in a step, for graphs: what is launched depends on nothing else.
+#[derive(Default)]
+pub struct KnownAdapters {
+    uses: Arc<Uses>,
+    /// Of these.
+    of: Vec<Weak<Uses>>,
+}
+
+impl KnownAdapters {
+    /// Adds the adapters of a step; whether they do more than those before.
+    pub fn add(&mut self, adapters: &[AdapterRows]) -> bool {
+        let mut is_more = false;
+        for AdapterRows { adapter, .. } in adapters {
+            let uses = &adapter.weights::<CudaAdapter>().uses;
+            // A weak reference keeps its address from being given to others.
+            if self.of.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(uses))) {
+                continue;
+            }
+            self.of.retain(|known| known.strong_count() > 0);
+            self.of.push(Arc::downgrade(uses));
+            is_more |= Arc::make_mut(&mut self.uses).add(uses);
         }
+        is_more
     }
-    (rows, tiles)
+
+    /// Of all of them.
+    pub fn uses(&self) -> &Arc<Uses> {
+        &self.uses
+    }
+}
+
+/// The rows of a step with adapters.
+pub struct AdaptedRows {
+    /// By adapter.
+    pub rows: Vec<LoraRow>,
+    /// Of those.
+    pub tiles: Vec<LoraTile>,
+    /// The same rows by number.
+    pub by_number: Vec<LoraRow>,
+}
+
+impl AdaptedRows {
+    /// Of a step.
+    pub fn of(adapters: &[AdapterRows]) -> Self {
+        let (mut rows, mut tiles) = (Vec::new(), Vec::new());
+        for AdapterRows { adapter, rows: own } in adapters {
+            let adapter: &CudaAdapter = adapter.weights();
+            for chunk in own.chunks(LORA_ROWS) {
+                tiles.push(LoraTile { first_row: rows.len() as u32, num_rows: chunk.len() as u32 });
+                rows.extend(chunk.iter().map(|row| LoraRow { row: *row, ..adapter.row }));
+            }
+        }
+        let mut by_number = rows.clone();
+        by_number.sort_by_key(|row| row.row);
+        Self { rows, tiles, by_number }
+    }
 }
 
 /// The rows of the phases that follow, on the device.
@@ -239,6 +295,24 @@ pub struct LoraLists {
 }
 
 impl LoraLists {
+    fn put(arena: &mut StepLists, rows: &AdaptedRows, uses: Vec<Arc<Uses>>) -> Result<Self, CudaError> {
+        Ok(Self {
+            rows: arena.put(&rows.rows)?,
+            num_rows: rows.rows.len(),
+            tiles: arena.put(&rows.tiles)?,
+            num_tiles: rows.tiles.len(),
+            by_number: arena.put(&rows.by_number)?,
+            numbers: rows.by_number.iter().map(|row| row.row).collect(),
+            uses,
+        })
+    }
+
+    /// Of a captured graph of so many rows, at these addresses.
+    pub fn padded([rows, tiles, by_number]: [DevicePtr; 3], num_rows: usize, uses: &Arc<Uses>) -> Self {
+        let numbers = (0..num_rows as u32).collect();
+        Self { rows, num_rows, tiles, num_tiles: num_rows, by_number, numbers, uses: vec![Arc::clone(uses)] }
+    }
+
     /// What the adapters do to any of these layers.
     fn of(&self, sites: &RangeInclusive<u32>) -> Option<Use> {
         self.uses.iter().filter_map(|uses| uses.of(sites.clone())).reduce(Use::or)
@@ -300,29 +374,33 @@ impl Lora {
 
     /// The rows of the phases that follow; gives those of the phases before.
     pub fn begin(&mut self, lists: &mut StepLists, adapters: &[AdapterRows]) -> Result<Option<LoraLists>, CudaError> {
-        let made = if adapters.iter().all(|of| of.rows.is_empty()) { None } else { Some(Self::put(lists, adapters)?) };
+        let made = if adapters.iter().all(|of| of.rows.is_empty()) {
+            None
+        } else {
+            let uses = adapters.iter().map(|of| Arc::clone(&of.adapter.weights::<CudaAdapter>().uses)).collect();
+            Some(LoraLists::put(lists, &AdaptedRows::of(adapters), uses)?)
+        };
         Ok(std::mem::replace(&mut self.lists, made))
+    }
+
+    /// Rows of a step that is run before it is recorded, which have no adapters.
+    pub fn rehearse(&mut self, lists: &mut StepLists, num_rows: usize, uses: &Arc<Uses>) -> Result<(), CudaError> {
+        let rows = vec![LoraRow::default(); num_rows];
+        let rows = AdaptedRows { by_number: rows.clone(), rows, tiles: vec![LoraTile::default(); num_rows] };
+        let put = LoraLists::put(lists, &rows, vec![Arc::clone(uses)])?;
+        // Experts find rows by their numbers.
+        self.lists = Some(LoraLists::padded([put.rows, put.tiles, put.by_number], num_rows, uses));
+        Ok(())
+    }
+
+    /// Steps of that shape are the largest.
+    pub fn plan(&mut self, shape: &WorkspaceShape) {
+        self.kept.plan(shape.num_tokens * shape.hidden_size * size_of::<f32>());
     }
 
     /// Goes back to the rows of the phases before.
     pub fn go_back(&mut self, lists: Option<LoraLists>) {
         self.lists = lists;
-    }
-
-    fn put(arena: &mut StepLists, adapters: &[AdapterRows]) -> Result<LoraLists, CudaError> {
-        let (mut rows, tiles) = lists(adapters);
-        let (num_rows, num_tiles) = (rows.len(), tiles.len());
-        let (by_adapter, tiles) = (arena.put(&rows)?, arena.put(&tiles)?);
-        rows.sort_by_key(|row| row.row);
-        Ok(LoraLists {
-            rows: by_adapter,
-            num_rows,
-            tiles,
-            num_tiles,
-            by_number: arena.put(&rows)?,
-            numbers: rows.iter().map(|row| row.row).collect(),
-            uses: adapters.iter().map(|of| Arc::clone(&of.adapter.weights::<CudaAdapter>().uses)).collect(),
-        })
     }
 
     /// Whether adapters change what comes of any of these products.
@@ -380,7 +458,15 @@ impl Lora {
                 targets.iter_mut().zip(some).for_each(|(to, (product, _))| *to = target(product));
                 let all = some.iter().map(|(_, of)| *of).reduce(Use::or).unwrap_or_default();
                 let scale = some[0].0.scale;
-                let args = LoraArgs { x: x.at, targets, rows: list, tiles, kept, scale, ..self.sized(driver, x, some.len(), (num_rows, all))? };
+                let args = LoraArgs {
+                    x: x.at,
+                    targets,
+                    rows: list,
+                    tiles,
+                    kept,
+                    scale,
+                    ..self.sized(driver, x, some.len(), (num_rows, all))?
+                };
                 // SAFETY: the caller's promise; the lists name rows of the step.
                 unsafe {
                     self.start(driver, (args, all, some.len()), num_tiles, |args, first| LoraArgs {
@@ -445,7 +531,8 @@ impl Lora {
     ) -> Result<LoraArgs, CudaError> {
         let low_stride = if all.has_low { all.rank } else { 0 };
         Ok(LoraArgs {
-            low: self.low.floats(driver, num_targets * num_low * low_stride)?,
+            // In few sizes: graphs know the address.
+            low: self.low.floats(driver, (num_targets * num_low * low_stride).next_power_of_two())?,
             in_features: x.cols as u32,
             num_low: num_low as u32,
             low_stride: low_stride as u32,
@@ -482,13 +569,7 @@ impl Lora {
     ///
     /// # Safety
     /// The output has the rows of the step, and there is a token for each.
-    pub unsafe fn embed(
-        &self,
-        driver: &Arc<dyn Driver>,
-        token_ids: DevicePtr,
-        out: Rows,
-        scale: f32,
-    ) -> Result<(), CudaError> {
+    pub unsafe fn embed(&self, driver: &Arc<dyn Driver>, token_ids: DevicePtr, out: Rows, scale: f32) -> Result<(), CudaError> {
         let Some(lists) = &self.lists else { return Ok(()) };
         if !lists.uses.iter().any(|uses| uses.changes_embedding) {
             return Ok(());
