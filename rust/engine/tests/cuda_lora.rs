@@ -65,9 +65,9 @@ fn adapters_agree_with_their_goldens() {
 /// Adapters of each kind beside each other and beside requests without, eager and in graphs.
 #[test]
 fn any_mixture_has_the_bits_of_each_alone() {
-    let names = ["llama-attn", "llama-dora", "llama-embed-head", "llama-save"];
+    let names = ["llama-dora", "llama-embed-head", "llama-save"];
     let adapters: Vec<_> = names.iter().map(|name| (*name, folder(name))).collect();
-    let choices: Vec<_> = names.iter().copied().map(Some).chain([None, Some("llama-attn")]).collect();
+    let choices: Vec<_> = names.iter().copied().map(Some).chain([None, Some("llama-dora")]).collect();
     let wishes: Vec<_> = choices.iter().enumerate().map(|(i, adapter)| (prompt(i, 3 + i * 7 % 11), *adapter)).collect();
     let (plain, _) = gpu(1 << 40, false);
     let plain = Engine::load_onto(&plain, &hugging_face("llama"), &small(), &|_| {}).unwrap();

@@ -264,7 +264,7 @@ impl Setup {
 
 /// Rows with every adapter and without any, some adapters with more rows than a tile has.
 fn mixed(rng: &mut Rng) -> Step {
-    let adapters = (0..43).map(|i| [None, Some(0), Some(1), Some(0), Some(2), Some(3), Some(4), Some(0)][i * 5 % 8]).collect();
+    let adapters = (0..27).map(|i| [None, Some(0), Some(1), Some(0), Some(2), Some(3), Some(4), Some(0)][i * 5 % 8]).collect();
     Step::random(adapters, rng)
 }
 
