@@ -42,6 +42,7 @@ mod slabs;
 mod swap;
 #[cfg(test)]
 mod tests;
+mod tiled;
 pub mod timing;
 
 pub use backend::{CudaBackend, CudaOptions};
