@@ -6,9 +6,9 @@
     python3 benches/kernel_lab.py tiled_gemm_q4_k --rows 128 256 --shape 4096,14336 --parts 0 1 4
     python3 benches/kernel_lab.py attention_bf16_d128 --requests 32,4096 1,512 --part-keys 128 256
 
-Kernels are gemm_* and tiled_gemm_* of packed formats, gemv_* of floats, and attention_* of f16, bf16 and i8. Several folders are timed in turns,
-and the table has the medians. Needs PyTorch, the driver, and nvcc on the PATH or in CUDA_HOME; a folder with NAME.cubin, such as
-gemm.cubin, compiled with -DKERNEL_LAB needs no nvcc.
+Kernels are gemm_* and tiled_gemm_* of packed formats, gemv_* of floats, and attention_* of f16, bf16 and i8. Several folders are
+timed in turns, and the table has the medians. Needs PyTorch, the driver, and nvcc on the PATH or in CUDA_HOME; a folder with
+NAME.cubin, such as gemm.cubin, compiled with -DKERNEL_LAB needs no nvcc.
 """
 
 from __future__ import annotations
