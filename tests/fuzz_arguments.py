@@ -60,7 +60,7 @@ RUNNER = [
 PLAN = [
     "max_seqs", "token_source", "pa_gpu_mem", "pa_gpu_mem_usage", "pa_ctxt_len", "pa_blk_size", "pa_cache_type",
     "no_paged_attn", "memory_goal", "max_num_batched_tokens", "device", "deterministic", "guaranteed", "devices", "cpu_tier",
-    "num_threads",
+    "num_threads", "prefix_cache_n",
 ]  # fmt: skip
 PLAIN = ["model_id", "arch", "tokenizer_json", "topology", "dtype", "hf_cache_path", "auto_map_params"]
 GGUF = ["quantized_model_id", "quantized_filename", "tok_model_id", "dtype", "tokenizer_json", "mmproj_filename", "max_edge"]

@@ -128,6 +128,15 @@ def test_seven_requests_of_llama_3_8b_fit_a_card_of_24_gb(tmp_path: Path) -> Non
     assert first == last == halves.kv_cache_bytes // 2
 
 
+def test_snapshots_are_planned_where_there_is_a_prefix_cache() -> None:
+    which = text_model("lfm2")
+    for prefix_cache_n in (0, 16):
+        options = {"pa_ctxt_len": 256, "max_seqs": 2, "prefix_cache_n": prefix_cache_n, "num_threads": 1}
+        plan = Runner.memory_plan(which, **options)
+        assert plan.state_snapshots_bytes == Runner(which, **options).memory_ledger().state_snapshots_bytes
+        assert (plan.state_snapshots_bytes > 0) == (prefix_cache_n > 0)
+
+
 @pytest.mark.parametrize("name", ["mistral-window", "gemma3"])
 def test_windowed_layers_hold_their_windows_alone(name: str) -> None:
     config = json.loads((GOLDEN / "text" / name / "config.json").read_text())

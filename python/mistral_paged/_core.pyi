@@ -1621,6 +1621,7 @@ class Runner:
         mtp_model: str | None = None,
         mtp_n_predict: int | None = None,
         state_snapshot_mb: int | None = None,
+        prefix_cache_n: int = 16,
     ) -> MemoryPlan: ...
     def memory_ledger(self) -> MemoryPlan: ...
     @overload

@@ -15,7 +15,7 @@ use crate::{
     exceptions::raise,
     options::{self, MemoryArguments},
     response::escaped,
-    runner::{Runner, batched_tokens, check_max_seqs},
+    runner::{Runner, batched_tokens, check_max_seqs, check_prefix_cache_n},
     which::{Selection, Which},
 };
 
@@ -258,7 +258,7 @@ impl Runner {
         which, max_seqs=32, token_source="cache", pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None,
         pa_cache_type=None, no_paged_attn=false, memory_goal=None, max_num_batched_tokens=None, device="auto", *,
         deterministic=false, guaranteed=false, devices=None, cpu_tier=None, num_threads=None, in_situ_quant=None, which_draft=None,
-        mtp_model=None, mtp_n_predict=None, state_snapshot_mb=None
+        mtp_model=None, mtp_n_predict=None, state_snapshot_mb=None, prefix_cache_n=16
     ))]
     #[allow(clippy::too_many_arguments, reason = "those of the constructor")]
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -286,6 +286,7 @@ impl Runner {
         mtp_model: Option<&Bound<'_, PyString>>,
         mtp_n_predict: Option<Integer>,
         state_snapshot_mb: Option<Integer>,
+        #[pyo3(from_py_with = check_prefix_cache_n)] prefix_cache_n: usize,
     ) -> PyResult<MemoryPlan> {
         let selection = Selection::of(which)?;
         let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
@@ -296,6 +297,7 @@ impl Runner {
             max_num_seqs: max_seqs,
             max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), None)?,
             no_paged_attn,
+            prefix_caching: prefix_cache_n > 0,
             state_snapshot_bytes: options::state_snapshot_bytes(state_snapshot_mb.as_ref())?,
             paged_attention: memory.paged_attention(pa_blk_size.as_ref(), pa_cache_type, guaranteed)?,
             dtype: selection.dtype.into(),

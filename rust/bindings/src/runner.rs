@@ -554,7 +554,7 @@ pub fn check_max_seqs(max_seqs: &Bound<'_, PyAny>) -> PyResult<usize> {
     within("max_seqs", &max_seqs.extract()?, 1, MAX_SEQS)
 }
 
-fn check_prefix_cache_n(prefix_cache_n: &Bound<'_, PyAny>) -> PyResult<usize> {
+pub(crate) fn check_prefix_cache_n(prefix_cache_n: &Bound<'_, PyAny>) -> PyResult<usize> {
     at_least("prefix_cache_n", &prefix_cache_n.extract()?, 0)
 }
 

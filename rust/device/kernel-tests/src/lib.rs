@@ -5,6 +5,7 @@
 mod driver;
 pub mod gpu;
 mod memory;
+pub mod packed;
 pub mod pool;
 pub mod random;
 pub mod scales;

@@ -8,44 +8,10 @@ use device::{
 };
 use half::{bf16, f16};
 use kernel_tests::{
-    Buffer, Kernel, Order, assert_close,
+    Buffer, Order, assert_close,
+    packed::{Packed, Product, SCALE, formats},
     random::Rng,
-    weight::{Weight, kernel_suffix},
 };
-
-/// A weight in both forms.
-struct Packed {
-    weight: Weight,
-    format: PackedFormat,
-    bytes: Vec<u8>,
-}
-
-impl Packed {
-    /// With as many columns as `cols` or a whole block more.
-    fn random(format: DType, rows: usize, cols: usize, rng: &mut Rng) -> Self {
-        let DType::Ggml(ggml) = format else { unreachable!("floats are not packed") };
-        let cols = cols.next_multiple_of(ggml.block_len());
-        let weight = Weight::random(format, rows, cols, rng);
-        let packed = PackedFormat::of(format, Precision::Fast).unwrap();
-        let view = WeightView::new(format, rows, cols, Bytes::from_vec(weight.bytes.clone())).unwrap();
-        let bytes = packed.pack(&view, 2);
-        assert_eq!(bytes.len(), packed.bytes([rows, cols]));
-        Self { weight, format: packed, bytes }
-    }
-
-    fn panel_bytes(&self) -> u64 {
-        self.format.panel_bytes(self.weight.cols) as u64
-    }
-
-    /// `suffix` follows the format's part of the name.
-    fn kernel(&self, family: &str, suffix: &str) -> Kernel {
-        Kernel::named(&format!("{family}_{}{suffix}", kernel_suffix(self.weight.format)))
-    }
-}
-
-fn formats() -> impl Iterator<Item = DType> {
-    DType::all().filter(|format| PackedFormat::of(*format, Precision::Fast).is_some())
-}
 
 #[test]
 fn exact_weights_and_floats_are_not_packed() {
@@ -123,97 +89,55 @@ fn embeddings_are_rows_of_the_packed_table() {
     }
 }
 
-/// What the product is made of besides the weight.
-struct Product {
-    x: Vec<f32>,
-    x_stride: usize,
-    bias: Option<Vec<f32>>,
-    before: Vec<f32>,
-    out_stride: usize,
-    accumulate: bool,
-    part_stages: usize,
+/// `rows` rows from `first` on, by the kernel for `capacity`.
+fn run(product: &Product, packed: &Packed, (first, rows): (usize, usize), capacity: usize, order: Order) -> Vec<f32> {
+    run_together(&[(packed, product)], (first, rows), capacity, order).remove(0)
 }
 
-const SCALE: f32 = 0.75;
-
-impl Product {
-    fn random(packed: &Packed, rows: usize, part_stages: usize, rng: &mut Rng) -> Self {
-        let (x_stride, out_stride) = (packed.weight.cols + 4, packed.weight.rows + 3);
-        Self {
-            x: rng.floats(rows * x_stride),
-            x_stride,
-            bias: (rng.below(2) == 0).then(|| rng.floats(packed.weight.rows)),
-            before: rng.floats(rows * out_stride),
-            out_stride,
-            accumulate: rng.below(2) == 0,
-            part_stages,
-        }
-    }
-
-    /// `rows` rows from `first` on, by the kernel for `capacity`.
-    fn run(&self, packed: &Packed, (first, rows): (usize, usize), capacity: usize, order: Order) -> Vec<f32> {
-        Self::run_together(&[(packed, self)], (first, rows), capacity, order).remove(0)
-    }
-
-    /// The same of several weights in one launch; x, its stride and `accumulate` are those of the first.
-    fn run_together(of: &[(&Packed, &Self)], (first, rows): (usize, usize), capacity: usize, order: Order) -> Vec<Vec<f32>> {
-        let (packed, one) = of[0];
-        let cols = packed.weight.cols;
-        let x = &one.x[first * one.x_stride..][..rows * one.x_stride];
-        let rounded: Vec<u16> = x.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
-        let x = if capacity == 8 { Buffer::input(x) } else { Buffer::input(&rounded) };
-        let (mut targets, mut buffers, mut pieces) = ([GemmTarget::default(); MAX_TARGETS], Vec::new(), 0);
-        for (target, (packed, product)) in targets.iter_mut().zip(of) {
-            let features = packed.weight.rows;
-            let w = Buffer::input(&packed.bytes);
-            let bias = Buffer::input(product.bias.as_deref().unwrap_or(&[]));
-            let out = Buffer::inout(&product.before[first * product.out_stride..][..rows * product.out_stride]);
-            *target = GemmTarget {
-                w: w.ptr(),
-                bias: if product.bias.is_some() { bias.ptr() } else { 0 },
-                out: out.ptr(),
-                out_features: features as u32,
-                out_stride: product.out_stride as u32,
-                first_piece: pieces as u32,
-                part_stages: product.part_stages as u32,
-            };
-            buffers.push((w, bias, out));
-            let stages = features.div_ceil(64) * cols.div_ceil(packed.format.stage_columns());
-            pieces += stages.div_ceil(product.part_stages);
-        }
-        let parts = Buffer::output::<f32>(pieces * 2 * 64 * capacity);
-        let arrivals = Buffer::inout(&vec![0u32; pieces]);
-        let args = GemmArgs {
-            x: x.ptr(),
-            targets,
-            parts: parts.ptr(),
-            arrivals: arrivals.ptr(),
-            w_stride: packed.panel_bytes(),
-            num_rows: rows as u32,
-            in_features: cols as u32,
-            x_stride: one.x_stride as u32,
-            accumulate: u32::from(one.accumulate),
-            scale: SCALE,
-            reserved: 0,
+/// The same of several weights in one launch; x, its stride and `accumulate` are those of the first.
+fn run_together(of: &[(&Packed, &Product)], (first, rows): (usize, usize), capacity: usize, order: Order) -> Vec<Vec<f32>> {
+    let (packed, one) = of[0];
+    let cols = packed.weight.cols;
+    let x = &one.x[first * one.x_stride..][..rows * one.x_stride];
+    let rounded: Vec<u16> = x.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
+    let x = if capacity == 8 { Buffer::input(x) } else { Buffer::input(&rounded) };
+    let (mut targets, mut buffers, mut pieces) = ([GemmTarget::default(); MAX_TARGETS], Vec::new(), 0);
+    for (target, (packed, product)) in targets.iter_mut().zip(of) {
+        let features = packed.weight.rows;
+        let w = Buffer::input(&packed.bytes);
+        let bias = Buffer::input(product.bias.as_deref().unwrap_or(&[]));
+        let out = Buffer::inout(&product.before[first * product.out_stride..][..rows * product.out_stride]);
+        *target = GemmTarget {
+            w: w.ptr(),
+            bias: if product.bias.is_some() { bias.ptr() } else { 0 },
+            out: out.ptr(),
+            out_features: features as u32,
+            out_stride: product.out_stride as u32,
+            first_piece: pieces as u32,
+            part_stages: product.part_stages as u32,
         };
-        packed.kernel("gemm", &format!("_r{capacity}")).launch([pieces, 1, 1], &args, order);
-        assert_eq!(arrivals.values::<u32>(), vec![0; pieces], "arrivals are forgotten");
-        buffers.iter().map(|(_, _, out)| out.values()).collect()
+        buffers.push((w, bias, out));
+        let stages = features.div_ceil(64) * cols.div_ceil(packed.format.stage_columns());
+        pieces += stages.div_ceil(product.part_stages);
     }
-
-    /// The products of exact weights and rounded activations.
-    fn expected(&self, packed: &Packed, rows: usize) -> Vec<f32> {
-        let Weight { cols, values, .. } = &packed.weight;
-        let mut out = self.before[..rows * self.out_stride].to_vec();
-        for (out, x) in out.chunks_exact_mut(self.out_stride).zip(self.x.chunks_exact(self.x_stride)) {
-            for (n, w) in values.chunks_exact(*cols).enumerate() {
-                let dot: f64 = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(bf16::from_f32(*x).to_f32())).sum();
-                let sum = (dot + self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[n]))) * f64::from(SCALE);
-                out[n] = (sum + if self.accumulate { f64::from(out[n]) } else { 0.0 }) as f32;
-            }
-        }
-        out
-    }
+    let parts = Buffer::output::<f32>(pieces * 2 * 64 * capacity);
+    let arrivals = Buffer::inout(&vec![0u32; pieces]);
+    let args = GemmArgs {
+        x: x.ptr(),
+        targets,
+        parts: parts.ptr(),
+        arrivals: arrivals.ptr(),
+        w_stride: packed.panel_bytes(),
+        num_rows: rows as u32,
+        in_features: cols as u32,
+        x_stride: one.x_stride as u32,
+        accumulate: u32::from(one.accumulate),
+        scale: SCALE,
+        reserved: 0,
+    };
+    packed.kernel("gemm", &format!("_r{capacity}")).launch([pieces, 1, 1], &args, order);
+    assert_eq!(arrivals.values::<u32>(), vec![0; pieces], "arrivals are forgotten");
+    buffers.iter().map(|(_, _, out)| out.values()).collect()
 }
 
 #[test]
@@ -236,8 +160,8 @@ fn products_of_packed_weights_agree_with_the_oracle() {
                 let tolerance = [2e-6 * largest * (packed.weight.cols as f32).sqrt() * 8.0 + 1e-6, 1e-5];
                 let what = format!("{format} {features} x {}, {rows} rows", packed.weight.cols);
                 assert_close(
-                    &product.run(&packed, (0, rows), capacity, order),
-                    &product.expected(&packed, rows),
+                    &run(&product, &packed, (0, rows), capacity, order),
+                    &product.expected(&packed, rows, |w| w),
                     tolerance,
                     &what,
                 );
@@ -253,11 +177,11 @@ fn a_row_has_the_same_bits_beside_any_others_and_at_any_place() {
         for (features, part_stages) in [(70, 9), (70, 1), (150, 2)] {
             let packed = Packed::random(format, features, 2 * packed_columns(format), &mut rng);
             let product = Product::random(&packed, 32, part_stages, &mut rng);
-            let together = product.run(&packed, (0, 32), 32, Order::Ascending);
+            let together = run(&product, &packed, (0, 32), 32, Order::Ascending);
             let places =
                 [(0, 1, 8), (3, 1, 8), (3, 5, 8), (24, 8, 8), (0, 9, 16), (7, 16, 16), (31, 1, 16), (5, 20, 32), (30, 1, 32)];
             for (first, rows, capacity) in places {
-                let fewer = product.run(&packed, (first, rows), capacity, Order::Descending);
+                let fewer = run(&product, &packed, (first, rows), capacity, Order::Descending);
                 let expected = &together[first * product.out_stride..][..rows * product.out_stride];
                 assert_eq!(fewer, expected, "{format}: {rows} rows from {first} on, room for {capacity}");
             }
@@ -281,9 +205,9 @@ fn several_weights_in_a_launch_have_the_bits_they_have_alone() {
         for (rows, capacity) in [(3, 8), (11, 16), (11, 32)] {
             let of: Vec<_> = alike.iter().map(|(packed, product)| (packed, product)).collect();
             for together in [&of[..], &of[1..]] {
-                let outs = Product::run_together(together, (0, rows), capacity, Order::Descending);
+                let outs = run_together(together, (0, rows), capacity, Order::Descending);
                 for (out, (packed, product)) in outs.iter().zip(together) {
-                    let alone = product.run(packed, (0, rows), capacity, Order::Ascending);
+                    let alone = run(product, packed, (0, rows), capacity, Order::Ascending);
                     assert_eq!(*out, alone, "{format}: {} features, {rows} rows", packed.weight.rows);
                 }
             }

@@ -43,6 +43,7 @@ mod slabs;
 mod swap;
 #[cfg(test)]
 mod tests;
+mod tiled;
 pub mod timing;
 mod turns;
 
