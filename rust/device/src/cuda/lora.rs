@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    Adapter, AdapterRows, DType, DeviceError, EmbeddingDelta, Linear, LinearDelta, LowRank, WorkspaceShape,
+    Adapter, AdapterRows, DType, DeviceError, EmbeddingDelta, Linear, LinearDelta, LowRank, WeightView, WorkspaceShape,
     kernel_args::{
         DevicePtr, ElementType, LORA_ROWS, LoraArgs, LoraDelta, LoraEmbedArgs, LoraEmbedding, LoraRow, LoraTarget, LoraTile,
         MAX_TARGETS,
@@ -150,7 +150,7 @@ impl Writer<'_> {
         let rows: Vec<f32> = sorted.values().flat_map(|row| row.iter()).copied().collect();
         let product = embedding.low_rank.as_ref();
         let header = LoraEmbedding {
-            table: self.put_some(embedding.table.as_ref().map(|table| table.bytes()))?,
+            table: self.put_some(embedding.table.as_ref().map(WeightView::bytes))?,
             a: self.put_some(product.map(|product| &product.a[..]))?,
             b: self.put_some(product.map(|product| &product.b[..]))?,
             ids: self.put(&ids)?,
