@@ -39,7 +39,16 @@ FLAGS = (
 )
 # Bytes of spills at most in what decodes: it waits for memory, and a spill is traffic of its own. Products with 32 rows have 64
 # sums a thread and spill some, so that a multiprocessor has two CTAs: with fewer warps and no spill they took longer on an H100.
-MOST_SPILT = {"attention_": 0, "latent_": 0, "gemv_": 0, "gemm_": 256, "causal_conv": 0, "mamba2_": 0, "gated_delta_": 0}
+MOST_SPILT = {
+    "attention_": 0,
+    "latent_": 0,
+    "gemv_": 0,
+    "gemm_": 256,
+    "lora_": 0,
+    "causal_conv": 0,
+    "mamba2_": 0,
+    "gated_delta_": 0,
+}
 
 
 class CompileError(Exception):

@@ -90,12 +90,18 @@ fn experts_in_a_mixture_have_the_bits_of_each_alone() {
     let adapters = [("each", folder("qwen3-moe-experts")), ("all", folder("qwen3-moe-params"))];
     let (backend, _) = gpu(1 << 40, false);
     let engine = load(&backend, "qwen3-moe", &small(), &adapters);
-    let wishes: Vec<_> = (0..3).map(|i| (prompt(i, 3 + i * 3), [Some("each"), None, Some("all")][i])).collect();
+    let wishes: Vec<_> = (0..3).map(|i| (prompt(i, 3 + i), [Some("each"), None, Some("all")][i])).collect();
     let alone: Vec<_> = wishes.iter().map(|(ids, adapter)| bits(&ask(&engine, ids.clone(), *adapter, 2))).collect();
+    // Together in a graph of four rows.
+    let (backend, driver) = gpu(1 << 40, true);
+    let engine = load(&backend, "qwen3-moe", &small(), &adapters);
+    engine.pause().unwrap();
     let streams: Vec<_> = wishes.iter().map(|(ids, adapter)| engine.submit(request(ids.clone(), *adapter, 2)).unwrap()).collect();
-    for (stream, alone) in streams.into_iter().zip(alone) {
-        assert_eq!(bits(&stream.wait().unwrap()), alone);
+    engine.resume().unwrap();
+    for ((stream, alone), (_, adapter)) in streams.into_iter().zip(alone).zip(&wishes) {
+        assert_eq!(bits(&stream.wait().unwrap()), alone, "{adapter:?}");
     }
+    assert!(driver.num_recorded() > 0);
 }
 
 fn used(backend: &Arc<dyn Backend>) -> u64 {
