@@ -323,10 +323,10 @@ struct AddExpertsArgs {
 
 // packed_dequantize_*: rows of a packed weight, from a multiple of 64 on, as floats.
 struct PackedDequantizeArgs {
-    const uint8_t* w; // [ceil(num_rows / 64), panel_bytes] bytes
-    void* out;        // [num_rows, cols] of out_type
+    const uint8_t* w; // [gridDim.y, panel_bytes] bytes
+    void* out;        // [64 gridDim.y, cols] of out_type
     uint64_t panel_bytes;
-    uint32_t num_rows, cols, out_type, reserved;
+    uint32_t cols, out_type;
 };
 
 // packed_embed_*: out[i] = table[token_ids[i]] * scale, of a packed table.

@@ -476,10 +476,8 @@ pub struct PackedDequantizeArgs {
     pub w: DevicePtr,
     pub out: DevicePtr,
     pub panel_bytes: u64,
-    pub num_rows: u32,
     pub cols: u32,
     pub out_type: u32,
-    pub reserved: u32,
 }
 
 /// `packed_embed_*`: `out[i] = table[token_ids[i]] * scale`, of a packed table.

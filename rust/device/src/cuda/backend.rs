@@ -17,7 +17,7 @@ use crate::{
 use super::{
     CudaError, Gpu, GpuMemory,
     attention::{self, StepLists},
-    dense::{Dense, Product},
+    dense::{self, Dense, Product},
     driver::{DeviceMemory, Driver},
     elementwise::{Gating, NormPass},
     experts::{self, ExpertsState},
@@ -40,11 +40,13 @@ pub struct CudaOptions {
     pub graphs: bool,
     /// Whether the keys of a request that decodes are cut into parts, which other multiprocessors read meanwhile.
     pub splits_keys: bool,
+    /// Bytes in bf16 of what is taken apart of a quantized weight at once.
+    pub slice_bytes: usize,
 }
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        Self { graphs: true, splits_keys: true }
+        Self { graphs: true, splits_keys: true, slice_bytes: dense::SLICE_BYTES }
     }
 }
 
@@ -106,7 +108,7 @@ impl CudaBackend {
             lists: StepLists::new(&driver, options.splits_keys)?,
             constants: Constants::default(),
             groups: Groups::default(),
-            dense: Dense::new(&driver)?,
+            dense: Dense::new(&driver, options.slice_bytes)?,
             experts: ExpertsState::new()?,
             latent: LatentScratch::default(),
             sampling: Sampling::new()?,

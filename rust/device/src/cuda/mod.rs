@@ -42,7 +42,6 @@ mod slabs;
 mod swap;
 #[cfg(test)]
 mod tests;
-mod tiled;
 pub mod timing;
 
 pub use backend::{CudaBackend, CudaOptions};
