@@ -361,9 +361,9 @@ struct SampleRow {
 // Rows of a launch of sample* at most.
 constexpr unsigned MAX_SAMPLE_ROWS = 64;
 // Tokens of a part of a row, a CTA each, and parts of a row at most.
-constexpr unsigned SAMPLE_PART = 8192, SAMPLE_MAX_PARTS = 512;
+constexpr unsigned SAMPLE_PART = 4096, SAMPLE_MAX_PARTS = 512;
 // Buckets of logits, and tokens that a part lists of the bucket that top-k or top-p end in.
-constexpr unsigned SAMPLE_BUCKETS = 2048, SAMPLE_LISTED = 128;
+constexpr unsigned SAMPLE_BUCKETS = 1024, SAMPLE_LISTED = 128;
 
 // What a CTA has found in a part: the likeliest tokens of sample, the rest of sample_draw.
 struct SamplePart {

@@ -163,8 +163,8 @@ __device__ __forceinline__ void restrict_groups(const RouteArgs& args, float* sc
     }
 }
 
-// A warp scores and chooses the experts of a row, 32 after 32, a lane each; returns the last one of the lane. Copies the choice to
-// `kept`, if there is such a place.
+// A warp scores and chooses the experts of a row, 32 after 32, a lane each; returns the last one of the lane. Copies the choice
+// to `kept`, if there is such a place.
 template <unsigned OWN>
 __device__ __forceinline__ unsigned choose(const RouteArgs& args, unsigned row, float* scores, uint32_t* kept) {
     const unsigned lane = threadIdx.x % 32, count = args.num_experts, num_chosen = args.num_chosen;

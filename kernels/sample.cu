@@ -1,6 +1,6 @@
 // From rows of logits to tokens and log probabilities, without sorting.
 //
-//   logits [num_rows, stride] f32        CTA (p, row): the tokens 8192 p .. 8192 p + 8192 of a row, 16 a thread, in registers
+//   logits [num_rows, stride] f32        CTA (p, row): the tokens 4096 p .. 4096 p + 4096 of a row, 8 a thread, in registers
 //
 // Weights p = e^((logit - largest) / temperature) become integers, p * 2^40, whose sums do not depend on their order. What top-k,
 // top-p and min-p keep are the likeliest tokens down to some rank, of equal logits the lowest ids:
@@ -23,7 +23,7 @@
 namespace {
 
 constexpr unsigned SEGMENTS = CHUNKS * WARPS;  // Of a part: 128 tokens that follow each other, a warp's of a chunk.
-static_assert(SEGMENTS == 64, "two a lane");
+static_assert(SEGMENTS == 32, "one a lane");
 constexpr unsigned MAX_LISTED = 2048;
 
 struct LikeliestShared {
@@ -43,7 +43,7 @@ struct DrawShared {
     Wide listed[MAX_LISTED];
     // Of each part: the weights that are kept, and where the tokens begin that it has listed.
     Wide part_weights[SAMPLE_MAX_PARTS];
-    uint32_t part_begins[SAMPLE_MAX_PARTS + 1];
+    uint32_t part_begins[SAMPLE_MAX_PARTS];
     Rank ranks[WARPS];
     Wide sums[WARPS];
     Wide segments[SEGMENTS];
@@ -60,20 +60,33 @@ __device__ __forceinline__ bool is_cut(const SampleRow& row) { return is_drawn(r
 __device__ void finish_likeliest(const SampleArgs& args, const SampleRow& row) {
     const SamplePart* parts = args.parts + size_t(blockIdx.y) * gridDim.x;
     const unsigned lane = threadIdx.x % 32;
+    constexpr unsigned AT_ONCE = 2;  // A lane reads as many parts before it waits.
     Wide best = 0, allowed = 0;
     float smallest = INFINITY, sum = 0.0f;
-    for (unsigned part = lane; part < gridDim.x; part += 32) {
-        const Wide other = load_of_other_cta(&parts[part].best), other_allowed = load_of_other_cta(&parts[part].best_allowed);
-        const float other_sum = load_of_other_cta(&parts[part].sum);
-        const float logit = candidate_logit(other), largest = candidate_logit(best);
-        smallest = fminf(smallest, load_of_other_cta(&parts[part].smallest));
-        if (other > best) {
-            sum = (best > 0 ? sum * expf(largest - logit) : 0.0f) + other_sum;
-            best = other;
-        } else {
-            sum += other_sum * expf(logit - largest);
+    for (unsigned first = lane; first < gridDim.x; first += 32 * AT_ONCE) {
+        Wide bests[AT_ONCE], alloweds[AT_ONCE];
+        float sums[AT_ONCE];
+#pragma unroll
+        for (unsigned i = 0; i < AT_ONCE; i++) {
+            const bool is_there = first + 32 * i < gridDim.x;
+            const SamplePart& part = parts[is_there ? first + 32 * i : first];
+            bests[i] = is_there ? load_of_other_cta(&part.best) : 0;
+            alloweds[i] = load_of_other_cta(&part.best_allowed);
+            sums[i] = load_of_other_cta(&part.sum);
+            smallest = fminf(smallest, load_of_other_cta(&part.smallest));
         }
-        if (other_allowed > allowed) allowed = other_allowed;
+#pragma unroll
+        for (unsigned i = 0; i < AT_ONCE; i++) {
+            if (bests[i] == 0) continue;
+            if (alloweds[i] > allowed) allowed = alloweds[i];
+            const float logit = candidate_logit(bests[i]), largest = candidate_logit(best);
+            if (bests[i] > best) {
+                sum = (best > 0 ? sum * expf(largest - logit) : 0.0f) + sums[i];
+                best = bests[i];
+            } else {
+                sum += sums[i] * expf(logit - largest);
+            }
+        }
     }
     const Wide best_of_all = warp_largest(best);
     allowed = warp_largest(allowed);
@@ -179,21 +192,24 @@ struct Drawing {
     // Puts the lists of the parts one behind the other, in the order of parts; whether there was room for all. `own`: of the part
     // that has this thread's number.
     __device__ bool gather(Rank own, uint32_t& count) const {
-        const unsigned lane = threadIdx.x % 32, num_parts = gridDim.x;
+        const unsigned num_parts = gridDim.x;
         const Wide* lists = args.lists + size_t(blockIdx.y) * num_parts * SAMPLE_LISTED;
         Rank all;
         // Where a list of a part has no room, that of all has none.
         if (own.count > SAMPLE_LISTED) own.count = MAX_LISTED + 1;
         const Rank before = cta_rank_before(own, shared.ranks, all);
         if (threadIdx.x < num_parts) shared.part_begins[threadIdx.x] = before.count;
-        if (threadIdx.x == 0) shared.part_begins[num_parts] = all.count;
         __syncthreads();
         count = all.count;
         if (count > MAX_LISTED) return false;
-        for (unsigned part = threadIdx.x / 32; part < num_parts; part += WARPS) {
-            const unsigned begin = shared.part_begins[part], end = shared.part_begins[part + 1];
-            const Wide* list = lists + part * SAMPLE_LISTED;
-            for (unsigned i = begin + lane; i < end; i += 32) shared.listed[i] = load_of_other_cta(list + i - begin);
+        for (unsigned i = threadIdx.x; i < count; i += THREADS) {
+            // The part that has it: the last one that begins no later.
+            unsigned part = 0, end = num_parts;
+            while (part + 1 < end) {
+                const unsigned middle = (part + end) / 2;
+                (shared.part_begins[middle] <= i ? part : end) = middle;
+            }
+            shared.listed[i] = load_of_other_cta(lists + part * SAMPLE_LISTED + i - shared.part_begins[part]);
         }
         __syncthreads();
         return true;
@@ -207,20 +223,21 @@ struct Drawing {
     // The least candidate that top-k and top-p keep. The weights that parts keep are complete afterwards.
     __device__ Wide cut(const Rank& own) const {
         const Limit limit{state.count_left, state.weight_left};
-        const unsigned lane = threadIdx.x % 32, num_parts = gridDim.x;
+        const unsigned num_parts = gridDim.x;
         uint32_t count;
         if (gather(own, count)) {
             const auto each = [&](const auto& take) {
                 for (unsigned i = threadIdx.x; i < count; i += THREADS) take(shared.listed[i]);
             };
             const Wide cut = find_cut(draw, limit, each, shared);
-            for (unsigned part = threadIdx.x / 32; part < num_parts; part += WARPS) {
-                Wide sum = 0;
-                const unsigned end = shared.part_begins[part + 1];
-                for (unsigned i = shared.part_begins[part] + lane; i < end; i += 32) sum += kept_weight(cut, shared.listed[i]);
-                sum = warp_weight(sum);
-                if (lane == 0) shared.part_weights[part] += sum;
-            }
+            __syncthreads();
+            shared.histogram.clear();
+            __syncthreads();
+            each([&](Wide candidate) {
+                shared.histogram.add<1>({candidate_id(candidate) / SAMPLE_PART}, {kept_weight(cut, candidate)});
+            });
+            __syncthreads();
+            if (threadIdx.x < num_parts) shared.part_weights[threadIdx.x] += shared.histogram.of(threadIdx.x).weight;
             return cut;
         }
         // Many nearly equal logits: all of the row is read again.
@@ -260,14 +277,9 @@ struct Drawing {
             if (lane == 0) shared.segments[i * WARPS + warp] = sum;
         }
         __syncthreads();
-        const Wide first = shared.segments[2 * lane], both = first + shared.segments[2 * lane + 1];
-        const Wide upto = warp_weight_upto(both);
-        const unsigned owner = __ffs(__ballot_sync(WHOLE_WARP, upto > target)) - 1;
-        Wide before = __shfl_sync(WHOLE_WARP, upto - both, owner);
-        const Wide middle = before + __shfl_sync(WHOLE_WARP, first, owner);
-        const bool is_second = middle <= target;
-        const unsigned segment = 2 * owner + is_second;
-        if (is_second) before = middle;
+        const Wide own_segment = shared.segments[lane], upto = warp_weight_upto(own_segment);
+        const unsigned segment = __ffs(__ballot_sync(WHOLE_WARP, upto > target)) - 1;
+        Wide before = __shfl_sync(WHOLE_WARP, upto - own_segment, segment);
         if (segment % WARPS != warp) return;
         float own[4];
 #pragma unroll
@@ -322,7 +334,7 @@ struct Drawing {
 
 }  // namespace
 
-WEIGHT_KERNEL(sample, SampleArgs, THREADS, sizeof(LikeliestShared), 2) {
+WEIGHT_KERNEL(sample, SampleArgs, THREADS, sizeof(LikeliestShared), 3) {
     wait_for_inputs();
     SHARED_MEMORY(bytes);
     LikeliestShared& shared = *reinterpret_cast<LikeliestShared*>(bytes);
@@ -366,7 +378,7 @@ WEIGHT_KERNEL(sample, SampleArgs, THREADS, sizeof(LikeliestShared), 2) {
     if (warp == 0) finish_likeliest(args, row);
 }
 
-WEIGHT_KERNEL(sample_cut, SampleArgs, THREADS, sizeof(CutShared), 2) {
+WEIGHT_KERNEL(sample_cut, SampleArgs, THREADS, sizeof(CutShared), 3) {
     wait_for_inputs();
     SHARED_MEMORY(bytes);
     CutShared& shared = *reinterpret_cast<CutShared*>(bytes);
@@ -404,7 +416,7 @@ WEIGHT_KERNEL(sample_cut, SampleArgs, THREADS, sizeof(CutShared), 2) {
     if (is_last_to_arrive(args.arrivals + blockIdx.y, gridDim.x - 1, &shared.arrived)) finish_cut(args, row, shared);
 }
 
-WEIGHT_KERNEL(sample_draw, SampleArgs, THREADS, sizeof(DrawShared), 2) {
+WEIGHT_KERNEL(sample_draw, SampleArgs, THREADS, sizeof(DrawShared), 3) {
     wait_for_inputs();
     SHARED_MEMORY(bytes);
     DrawShared& shared = *reinterpret_cast<DrawShared*>(bytes);

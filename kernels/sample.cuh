@@ -8,8 +8,8 @@ constexpr unsigned THREADS = 512;
 constexpr unsigned WARPS = THREADS / 32;
 constexpr unsigned CHUNKS = SAMPLE_PART / (4 * THREADS);  // Of a part: four tokens a thread.
 constexpr unsigned BUCKETS = SAMPLE_BUCKETS, OWN_BUCKETS = BUCKETS / THREADS;
-constexpr unsigned BUCKET_BITS = 11;
-static_assert(1 << BUCKET_BITS == BUCKETS && OWN_BUCKETS == 4 && SAMPLE_MAX_PARTS <= THREADS);
+constexpr unsigned BUCKET_BITS = 10;
+static_assert(1 << BUCKET_BITS == BUCKETS && SAMPLE_MAX_PARTS <= THREADS && SAMPLE_MAX_PARTS <= BUCKETS);
 constexpr float WEIGHT_ONE = 1099511627776.0f;  // 2^40
 constexpr float WEIGHTLESS = 28.0f;             // e^-28 * 2^40 is below 1.
 constexpr uint32_t NO_TOKEN = 0xffffffffu;
@@ -125,17 +125,15 @@ struct Histogram {
         }
     }
 
-    // Shared memory adds 32 bits by itself, where 64 would be a loop of compare and swap, which is long where many logits are
-    // nearly equal. Who makes the low half run over adds one to the high half, so the order changes nothing.
-    // Several at once, so that none waits for what another adds; without a weight none is there.
+    // Adds weights that are not 0, each to a bucket, without waiting for one after the other. Shared memory adds 32 bits by
+    // itself, where 64 would be a loop of compare and swap, which is long where many logits are nearly equal. Who makes the low
+    // half run over adds one to the high half, so the order changes nothing.
     template <unsigned COUNT>
     __device__ __forceinline__ void add(const uint32_t (&buckets)[COUNT], const Wide (&weights)[COUNT]) {
-        uint32_t high[COUNT];
+        uint32_t before[COUNT];
 #pragma unroll
         for (unsigned i = 0; i < COUNT; i++) {
-            const uint32_t low = uint32_t(weights[i]);
-            high[i] = uint32_t(weights[i] >> 32);
-            if (weights[i] > 0) high[i] += atomicAdd(&low_weights[buckets[i]], low) > ~low;
+            before[i] = weights[i] > 0 ? atomicAdd(&low_weights[buckets[i]], uint32_t(weights[i])) : 0;
         }
 #pragma unroll
         for (unsigned i = 0; i < COUNT; i++) {
@@ -143,7 +141,8 @@ struct Histogram {
         }
 #pragma unroll
         for (unsigned i = 0; i < COUNT; i++) {
-            if (high[i] > 0) atomicAdd(&high_weights[buckets[i]], high[i]);
+            const uint32_t high = uint32_t(weights[i] >> 32) + (before[i] > ~uint32_t(weights[i]));
+            if (high > 0) atomicAdd(&high_weights[buckets[i]], high);
         }
     }
 

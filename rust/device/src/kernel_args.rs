@@ -524,11 +524,11 @@ pub struct SampleRow {
 /// Rows of a launch of `sample*` at most.
 pub const MAX_SAMPLE_ROWS: usize = 64;
 /// Tokens of a part of a row, a CTA each.
-pub const SAMPLE_PART: usize = 8192;
+pub const SAMPLE_PART: usize = 4096;
 /// Parts of a row at most.
 pub const SAMPLE_MAX_PARTS: usize = 512;
 /// Buckets of logits that the end of top-k and top-p is looked for in.
-pub const SAMPLE_BUCKETS: usize = 2048;
+pub const SAMPLE_BUCKETS: usize = 1024;
 /// Tokens that a part lists of such a bucket.
 pub const SAMPLE_LISTED: usize = 128;
 
