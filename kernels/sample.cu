@@ -447,28 +447,54 @@ WEIGHT_KERNEL(sample_draw, SampleArgs, THREADS, sizeof(DrawShared), 3) {
 }
 
 KERNEL(top_logprobs, TopLogprobsArgs, THREADS, WARPS * sizeof(Wide)) {
+    constexpr unsigned HELD = 4, AT_ONCE = 4;
     SHARED_MEMORY(bytes);
     Wide* scratch = reinterpret_cast<Wide*>(bytes);
-    const float* logits = args.logits + size_t(blockIdx.x) * args.stride;
+    const float* row = args.logits + size_t(blockIdx.x) * args.stride;
     const float normalizer = args.normalizers[blockIdx.x];
-    Wide below = ~Wide(0);
-    for (uint32_t rank = 0; rank < args.num_top; rank++) {
-        Wide best = 0;
-        bool is_damaged = false;
-#pragma unroll 8
-        for (uint32_t id = threadIdx.x; id < args.vocab_size; id += THREADS) {
-            const float logit = logits[id];
-            is_damaged |= !(fabsf(logit) < INFINITY);
-            const Wide own = candidate(logit, id);
-            if (own < below && own > best) best = own;
+    // The likeliest of a thread's tokens, likeliest first: few threads have more than these of those that are asked for.
+    Wide held[HELD];
+    bool is_damaged = false;
+    const auto fill = [&](Wide below) {
+#pragma unroll
+        for (unsigned i = 0; i < HELD; i++) held[i] = 0;
+        for (uint32_t first = 0; first * SAMPLE_PART < args.vocab_size; first += AT_ONCE) {
+            Logits logits[AT_ONCE];
+#pragma unroll
+            for (unsigned i = 0; i < AT_ONCE; i++) logits[i].load(row, args.vocab_size, first + i);
+#pragma unroll
+            for (unsigned i = 0; i < AT_ONCE; i++) {
+                logits[i].for_each(first + i, [&](float logit, uint32_t id) {
+                    if (id >= args.vocab_size) return;
+                    is_damaged |= !(fabsf(logit) < INFINITY);
+                    const Wide own = candidate(logit, id);
+                    if (own >= below || own <= held[HELD - 1]) return;
+                    held[HELD - 1] = own;
+#pragma unroll
+                    for (unsigned j = HELD - 1; j > 0; j--) {
+                        const Wide less = held[j - 1] < held[j] ? held[j - 1] : held[j];
+                        held[j - 1] = held[j - 1] < held[j] ? held[j] : held[j - 1];
+                        held[j] = less;
+                    }
+                });
+            }
         }
-        below = cta_largest(is_damaged ? DAMAGED : best, scratch);
-        const bool is_found = below > 0 && below != DAMAGED;
-        if (!is_found) below = 0;
+    };
+    fill(~Wide(0));
+    unsigned num_taken = 0;
+    for (uint32_t rank = 0; rank < args.num_top; rank++) {
+        const Wide best = cta_largest(is_damaged ? DAMAGED : held[0], scratch);
+        const bool is_found = best > 0 && best != DAMAGED;
+        if (is_found && best == held[0]) {
+#pragma unroll
+            for (unsigned i = 0; i + 1 < HELD; i++) held[i] = held[i + 1];
+            held[HELD - 1] = 0;
+            if (++num_taken % HELD == 0) fill(best);
+        }
         if (threadIdx.x == 0) {
             const size_t at = size_t(blockIdx.x) * args.num_top + rank;
-            args.token_ids[at] = is_found ? candidate_id(below) : NO_TOKEN;
-            args.logprobs[at] = is_found ? candidate_logit(below) - normalizer : -INFINITY;
+            args.token_ids[at] = is_found ? candidate_id(best) : NO_TOKEN;
+            args.logprobs[at] = is_found ? candidate_logit(best) - normalizer : -INFINITY;
         }
     }
 }

@@ -171,23 +171,27 @@ struct Logits {
         return part * SAMPLE_PART + (chunk * THREADS + threadIdx.x) * 4;
     }
 
-    __device__ __forceinline__ void load(const SampleArgs& args, uint32_t part) {
-        const float* logits = args.logits + size_t(blockIdx.y) * args.stride;
+    // Of a row.
+    __device__ __forceinline__ void load(const float* logits, uint32_t vocab_size, uint32_t part) {
         const bool is_aligned = reinterpret_cast<uintptr_t>(logits) % 16 == 0;
 #pragma unroll
         for (unsigned i = 0; i < CHUNKS; i++) {
             const uint32_t id = first_id(part, i);
             float4 four;
-            if (is_aligned && id + 4 <= args.vocab_size) {
+            if (is_aligned && id + 4 <= vocab_size) {
                 four = load_four(logits + id);
             } else {
-                four.x = id < args.vocab_size ? logits[id] : minus_infinity();
-                four.y = id + 1 < args.vocab_size ? logits[id + 1] : minus_infinity();
-                four.z = id + 2 < args.vocab_size ? logits[id + 2] : minus_infinity();
-                four.w = id + 3 < args.vocab_size ? logits[id + 3] : minus_infinity();
+                four.x = id < vocab_size ? logits[id] : minus_infinity();
+                four.y = id + 1 < vocab_size ? logits[id + 1] : minus_infinity();
+                four.z = id + 2 < vocab_size ? logits[id + 2] : minus_infinity();
+                four.w = id + 3 < vocab_size ? logits[id + 3] : minus_infinity();
             }
             values[i][0] = four.x, values[i][1] = four.y, values[i][2] = four.z, values[i][3] = four.w;
         }
+    }
+
+    __device__ __forceinline__ void load(const SampleArgs& args, uint32_t part) {
+        load(args.logits + size_t(blockIdx.y) * args.stride, args.vocab_size, part);
     }
 
     // Calls each(logit, id) in the order of ids, also where there is no token.

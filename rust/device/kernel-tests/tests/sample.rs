@@ -386,9 +386,12 @@ fn a_mask_that_allows_nothing_is_told_and_a_damaged_logit_that_is_forbidden_too(
 #[test]
 fn top_log_probabilities_are_those_of_a_sort() {
     let mut rng = Rng::new(4);
-    let (vocab_size, stride, num_top) = (900, 904, 6);
+    let (vocab_size, stride, num_top) = (5000, 5004, 13);
     let mut logits: Vec<f32> = rng.floats(2 * stride).iter().map(|x| (x * 8.0).round()).collect();
-    logits[stride + 3] = 40.0;
+    // More of one thread's tokens than it holds.
+    for id in [0, 1, 2, 3, 2048, 2049, 2050, 2051, 4096, 4098] {
+        logits[stride + id] = 40.0 + (id % 5) as f32;
+    }
     let buffer = Buffer::input(&logits);
     let normalizer = |logits: &[f32]| logits[0] - log_softmax(&logits[..vocab_size])[0];
     let normalizers: Vec<f32> = logits.chunks_exact(stride).map(normalizer).collect();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    RowSampling, SampledRow, WorkspaceShape,
+    RowSampling, SampledRow, TokenMask, WorkspaceShape,
     kernel_args::{
         DevicePtr, MAX_SAMPLE_ROWS, SAMPLE_BUCKETS, SAMPLE_LISTED, SAMPLE_MAX_PARTS, SAMPLE_PART, SampleArgs, SampleBucket,
         SamplePart, SampleRow, SampleState, TopLogprobsArgs,
@@ -126,7 +126,8 @@ impl Sampling {
 
     /// Rows as the kernels take them. Their masks are copied to the GPU, and are there until the next call.
     fn rows(&mut self, driver: &Arc<dyn Driver>, rows: &[Option<RowSampling<'_>>]) -> Result<Vec<SampleRow>, CudaError> {
-        let words: Vec<u32> = rows.iter().flatten().filter_map(|row| row.mask).flat_map(|mask| mask.words()).copied().collect();
+        let masks = rows.iter().flatten().filter_map(|row| row.mask);
+        let words: Vec<u32> = masks.flat_map(TokenMask::words).copied().collect();
         let mut next_mask = 0;
         if !words.is_empty() {
             next_mask = self.masks.bytes(driver, size_of_val(&words[..]))?;
