@@ -30,7 +30,7 @@ use super::{
     packed::PackedFormat,
     planes::PlaneBlocks,
     recurrent::{self, Recurrence},
-    sample::Sampling,
+    sample::{self, Sampling},
 };
 
 /// How a GPU computes.
@@ -259,9 +259,8 @@ impl CudaBackend {
             logits.cols()
         );
         let mut state = self.state();
-        let list = state.sampling.rows(&self.driver, sampling)?;
-        // SAFETY: the logits are a tensor of their shape, the list has an entry for each row, its masks a bit for each column.
-        unsafe { state.sampling.sample(&self.driver, rows(logits), list, num_top) }
+        // SAFETY: the logits are a tensor of their shape, and masks have a bit for each column.
+        unsafe { state.sampling.sample(&self.driver, rows(logits), sampling, num_top) }
     }
 
     fn try_gather_rows(&self, x: &Tensor, indices: &[u32], out: &mut Tensor) -> Result<(), CudaError> {
@@ -438,11 +437,12 @@ impl Device for CudaBackend {
             + attention::workspace_bytes(shape)
             + experts::workspace_bytes(shape)
             + latent::workspace_bytes(shape)
+            + sample::workspace_bytes(shape)
             + self.state().dense.workspace_bytes(shape)
     }
 
     fn plan_workspaces(&self, shape: &WorkspaceShape) {
-        let State { lists, dense, experts, latent, recurrence, normed, projected, up, .. } = &mut *self.state();
+        let State { lists, dense, experts, latent, sampling, recurrence, normed, projected, up, .. } = &mut *self.state();
         for (scratch, floats) in [normed, projected, up].into_iter().zip(planned_floats(shape)) {
             scratch.plan(floats * size_of::<f32>());
         }
@@ -450,6 +450,7 @@ impl Device for CudaBackend {
         dense.plan(shape);
         experts.plan(shape);
         latent.plan(shape);
+        sampling.plan(shape);
         recurrence.plan(shape);
     }
 

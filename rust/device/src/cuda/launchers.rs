@@ -12,7 +12,7 @@ use crate::{
     Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, GateUpArgs, GatedDelta, KvCacheSpec, KvDType, KvGroupMetadata,
     KvShape, LatentArgs, LatentAttention, LatentPhases, LatentQuery, Linear, LinearOptions, Mamba2, Norm, NormKind, Phases,
     Precision, Projection, Recurrent, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, RouterScore, RoutingRule,
-    StepMetadata, WeightView, mmap::Bytes,
+    RowSampling, StepMetadata, WeightView, mmap::Bytes,
 };
 
 /// Kernels that no phase launches: floats are multiplied as they are.
@@ -135,7 +135,8 @@ fn add_bias_and_sample(backend: &CudaBackend) {
     let [mut x, mut logits] = [(); 2].map(|()| backend.alloc(100, WIDTH).unwrap());
     x.set_rows(100);
     backend.logits(&x, None, &linear, &[], &mut logits);
-    backend.sample(&logits, &[None; 100], 2);
+    let drawn = RowSampling { temperature: Some(1.0), top_k: Some(4), top_p: 1.0, min_p: 0.0, uniform: 0.5, mask: None };
+    backend.sample(&logits, &[Some(drawn); 100], 2);
 }
 
 /// Layers of a head whose state has so many rows, and the gate of attention.
