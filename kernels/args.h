@@ -494,3 +494,75 @@ struct SigmoidGateArgs {
     const float* gate; // [count]
     uint64_t count;
 };
+
+// What an adapter does to a linear layer. With b it adds a product of low rank; without, columns of the output become products
+// with the rows of a: those that ids names, or all.
+struct LoraDelta {
+    const float* a;        // [rank, in_features], or null: nothing
+    const float* b;        // [rank, out_features], the scale in it, or null
+    const uint32_t* ids;   // [rank], columns of the output, or null
+    const float* bias;     // [out_features], or without b [rank], added; or null
+    const float* factors;  // [out_features], of DoRA, by which the layer's own product is multiplied; or null
+    const float* own_bias; // [out_features], what of that product is not multiplied; or null
+    uint32_t rank;
+    uint32_t reserved;
+};
+
+// What an adapter does to the token embedding: another table, then a product of low rank, then single rows.
+struct LoraEmbedding {
+    const float* table;  // [vocab_size, cols], or null
+    const float* a;      // [vocab_size, rank], or null
+    const float* b;      // [rank, cols]
+    const uint32_t* ids; // [num_ids], ascending
+    const float* rows;   // [num_ids, cols]
+    uint32_t rank, num_ids;
+};
+
+// A row of a step with an adapter.
+struct LoraRow {
+    const LoraDelta* deltas;        // [num_sites], by the number of a linear layer
+    const LoraEmbedding* embedding; // or null
+    uint32_t num_sites;             // 0: this pads a captured graph
+    uint32_t row;
+};
+
+// Rows of one adapter, which a CTA takes.
+struct LoraTile {
+    uint32_t first_row; // of the list of LoraRow
+    uint32_t num_rows;  // at most 8; 0: nothing to do
+};
+
+// A linear layer, or as many as there are experts, and what comes of it.
+struct LoraTarget {
+    float* out;            // [_, out_features]
+    const uint32_t* sites; // numbers of experts' layers, read where there are choices
+    uint32_t site;         // the number of the layer, read where there are none
+    uint32_t out_features;
+};
+
+// lora_keep, lora_shrink, lora_expand: what adapters make of the products of their rows.
+struct LoraArgs {
+    const float* x;         // [_, in_features]
+    LoraTarget targets[MAX_TARGETS]; // gridDim.z
+    const LoraRow* rows;
+    const LoraTile* tiles;  // of one layer
+    const uint32_t* chosen; // [_, num_chosen]: the experts of each row, each an output row of its own; or null
+    float* low;             // [gridDim.z, num_low, low_stride]: products with a, before those with b
+    float* kept;            // [_, out_features] in the order of rows: what outputs were before the product, or null: zeros
+    uint32_t in_features;
+    uint32_t num_low, low_stride;
+    uint32_t num_chosen;
+    uint32_t first_row;     // of experts: rows before it are not in x, chosen and outputs
+    uint32_t has_own_x;     // of experts: 1: x has a row for each output row
+    float scale;            // of what is added to the output
+    uint32_t reserved;
+};
+
+// lora_embed: rows of the token embedding with adapters.
+struct LoraEmbedArgs {
+    float* out;                // [_, cols]
+    const uint32_t* token_ids; // [_]
+    const LoraRow* rows;       // [gridDim.y]
+    uint32_t cols;
+    float scale;
+};

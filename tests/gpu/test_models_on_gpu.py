@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import AUTO, FAMILIES, GOLDEN, begun_together, cases, generate, gguf_model, score, text_model, wait_until_idle
 from test_exactness import NEW, prompts
 from test_golden import LOGPROB, MARGIN, check_teacher_forced, models
 from test_real_models import check_perplexity
 
-from mistral_paged import ModelDType, PagedCacheType, Runner, Which, _core
+from mistral_paged import LoraAdapter, ModelDType, PagedCacheType, Runner, Which, _core
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benches"))
 
@@ -25,6 +28,7 @@ pytestmark = pytest.mark.gpu
 # A short convolution, Mamba-2 and the gated delta rule, without mixtures of experts beside them.
 RECURRENT = ["lfm2", "granitemoehybrid-dense", "qwen3_5"]
 EXACT = ["llama", "mistral-window", "gemma3", *RECURRENT]
+ADAPTERS = ["llama-all-rslora", "llama-dora", "llama-embed-head", "llama-save", "llama-tokens", "qwen2-bias", "qwen3-moe-experts"]
 
 
 @pytest.fixture(scope="session")
@@ -162,6 +166,79 @@ def test_graphs(name: str, graphs: bool, device: str, alone: list[Any]) -> None:
         pytest.skip("graphs are of a GPU")
     either = runner(name, device, cuda_graphs=graphs)
     assert begun_together(either, lambda index: generate(either, prompts(32)[index], NEW), 32) == alone
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_goldens_of_adapters(name: str, device: str) -> None:
+    if not (GOLDEN / "lora").is_dir():
+        pytest.skip("there are no adapters here, as in a bundle")
+    base = next(base for base in ("llama", "qwen2", "qwen3-moe") if name.startswith(base))
+    which = Which.Lora(str(GOLDEN / "text" / base), [LoraAdapter("it", str(GOLDEN / "lora" / name))], dtype=ModelDType.F32)
+    adapted = Runner(which=which, device=device, pa_ctxt_len=8192)
+    for case in cases(f"lora/{name}"):
+        made = generate(adapted, case["prompt_ids"], len(case["greedy_ids"]), adapter="it")
+        sure = next((i for i, gap in enumerate(case["greedy_margins"]) if gap <= MARGIN), len(made))
+        assert [token for token, _ in made[:sure]] == case["greedy_ids"][:sure]
+
+
+def write_adapter(folder: Path, modules: str, rank: int, seed: int, dora: bool = False, saved: str = "") -> LoraAdapter:
+    """An adapter of the golden llama with random weights: of modules that match, and of `saved` another weight."""
+    generator = np.random.default_rng(seed)
+    tensors: dict[str, np.ndarray[Any, np.dtype[np.float32]]] = {}
+    config = json.loads((GOLDEN / "text" / "llama" / "config.json").read_text())
+    for name, shape in gpu_model.shapes(config):
+        module = "base_model.model." + name.removesuffix(".weight")
+        if saved and name.endswith(f"{saved}.weight"):
+            tensors[f"{module}.weight"] = generator.normal(0, 0.1, shape).astype(np.float32)
+        elif len(shape) == 2 and re.search(modules, name):
+            tensors[f"{module}.lora_A.weight"] = generator.normal(0, 0.1, (rank, shape[1])).astype(np.float32)
+            tensors[f"{module}.lora_B.weight"] = generator.normal(0, 0.1, (shape[0], rank)).astype(np.float32)
+            if dora:
+                tensors[f"{module}.lora_magnitude_vector"] = generator.uniform(0.5, 2, shape[:1]).astype(np.float32)
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank, "use_dora": dora})
+    )
+    header, end = {}, 0
+    for name, values in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [end, end + values.nbytes]}
+        end += values.nbytes
+    text = json.dumps(header).encode()
+    data = b"".join(values.tobytes() for values in tensors.values())
+    (folder / "adapter_model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return LoraAdapter(folder.name, str(folder))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_mixture_of_adapters(graphs: bool, device: str, tmp_path: Path) -> None:
+    """Requests get what they get alone, with any adapter; those without what a model without adapters gives."""
+    options: dict[str, Any] = {} if device == "cpu" else {"cuda_graphs": graphs}
+    linear = "(self_attn|mlp)"
+    adapters = [
+        write_adapter(tmp_path / "attention", "[qv]_proj", 4, 1),
+        write_adapter(tmp_path / "all", f"{linear}|lm_head", 16, 2),
+        write_adapter(tmp_path / "dora", linear, 8, 3, dora=True),
+        write_adapter(tmp_path / "saved", "k_proj", 8, 4, saved="mlp.down_proj"),
+    ]
+    later = write_adapter(tmp_path / "later", linear, 32, 5)
+    choices = [*(adapter.alias for adapter in adapters), None]
+    wishes = [(prompt, choices[i % len(choices)]) for i, prompt in enumerate(prompts(24))]
+
+    def ask(one: Runner, index: int) -> list[tuple[int, float]]:
+        prompt, alias = wishes[index]
+        return generate(one, prompt, NEW, **({"adapter": alias} if alias else {}))
+
+    which = Which.Lora(str(GOLDEN / "text" / "llama"), adapters, dtype=ModelDType.F32)
+    mixed = Runner(which=which, device=device, prefix_cache_n=0, pa_ctxt_len=8192, max_step_latency=3600, **options)
+    plain = runner("llama", device)
+    alone = [ask(mixed if alias else plain, index) for index, (_, alias) in enumerate(wishes)]
+    answers = [generate(plain, wishes[0][0], NEW), *(generate(mixed, wishes[0][0], NEW, adapter=one.alias) for one in adapters)]
+    assert len(set(map(str, answers))) == len(answers)
+    assert begun_together(mixed, lambda index: ask(mixed, index), len(wishes)) == alone
+    # Another one in the place of an alias.
+    mixed.load_lora_adapter("all", later.source, load_inplace=True)
+    again = begun_together(mixed, lambda index: ask(mixed, index), len(wishes))
+    assert [index for index, answer in enumerate(again) if answer != alone[index]] == list(range(1, len(wishes), len(choices)))
 
 
 @pytest.mark.parametrize("chunk", [7, 4096])

@@ -11,8 +11,9 @@
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    AdapterRows, AttentionArgs, CacheEngine, DType, DeviceError, ExpertPhases, HostMemory, KvCacheSpec, KvDType, KvShape,
-    LatentPhases, RecurrentPhases, RopeArgs, RowSampling, SampledRow, StateCache, Tensor, TokenMask, WeightView, host_memory,
+    Adapter, AdapterRows, AttentionArgs, CacheEngine, DType, DeviceError, ExpertPhases, HostMemory, KvCacheSpec, KvDType,
+    KvShape, LatentPhases, RecurrentPhases, RopeArgs, RowSampling, SampledRow, StateCache, Tensor, TokenMask, WeightView,
+    host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -409,8 +410,18 @@ pub trait Device: Send + Sync {
         false
     }
 
-    /// Row `row` of a weight that it loaded, `[in_features]`, as floats. Only of one that takes adapters.
-    fn read_row(&self, _linear: &Linear, _row: usize, _out: &mut [f32]) {
+    /// Puts an adapter, whose weights the host has, where phases read it.
+    ///
+    /// Errors: [`DeviceError::Unsupported`] with what would work, and those of a device that has no memory for it.
+    fn load_adapter(&self, adapter: Adapter) -> Result<Adapter, DeviceError> {
+        Ok(adapter)
+    }
+
+    /// Rows of a weight that it loaded, from `first` on as many as `out` has, `[rows, in_features]`, as floats. Only of one that
+    /// takes adapters.
+    ///
+    /// Errors: the driver's.
+    fn read_rows(&self, _linear: &Linear, _first: usize, _out: &mut [f32]) -> Result<(), DeviceError> {
         unreachable!("weights are read for adapters, which this backend does not take");
     }
 

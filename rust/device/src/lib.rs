@@ -45,7 +45,7 @@ pub use host::{HostMemory, host_memory, num_physical_cores};
 pub use kernel_args::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
 pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
 pub use latent::{LatentArgs, LatentAttention, LatentPhases, LatentQuery};
-pub use lora::{Adapter, AdapterRows, EmbeddingDelta, LinearDelta, LowRank, Magnitude};
+pub use lora::{Adapter, AdapterRows, EmbeddingDelta, EmbeddingProduct, LinearDelta, LowRank, Magnitude};
 pub use quant::GgmlType;
 pub use recurrent::{Conv, DeviceStates, GatedDelta, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache};
 pub use sampling::{RowSampling, SampledRow};

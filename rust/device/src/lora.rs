@@ -1,7 +1,11 @@
 //! Adapters: what is added to a model's linear layers for the rows of a step that ask for it (LoRA, Hu et al. 2021,
 //! arXiv:2106.09685; DoRA, Liu et al. 2024, arXiv:2402.09353). A row without an adapter keeps its bits.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    any::Any,
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use crate::{DType, DeviceError, Linear, WeightView, mmap::Bytes};
 
@@ -49,6 +53,11 @@ impl LowRank {
         &self.a
     }
 
+    /// `[rank, out_features]`, with the scale in it.
+    pub fn b(&self) -> &[f32] {
+        &self.b
+    }
+
     /// Row `k` of `b`, `[out_features]`.
     pub fn b_row(&self, k: usize) -> &[f32] {
         let cols = self.b.len() / self.rank();
@@ -83,9 +92,18 @@ pub struct EmbeddingDelta {
     pub rows: HashMap<u32, Vec<f32>>,
     /// Another table, `[vocab_size, hidden_size]`, stands in its place.
     pub table: Option<WeightView>,
-    /// Adds a product of low rank: of a token the row of the first, `[vocab_size, rank]`, times the second,
+    /// Is added.
+    pub low_rank: Option<EmbeddingProduct>,
+}
+
+/// A product of low rank: of a token its row of `a` times `b`.
+pub struct EmbeddingProduct {
+    /// Columns of `a`.
+    pub rank: usize,
+    /// `[vocab_size, rank]`.
+    pub a: Vec<f32>,
     /// `[rank, hidden_size]`, with the scale in it.
-    pub low_rank: Option<(Vec<f32>, Vec<f32>)>,
+    pub b: Vec<f32>,
 }
 
 impl EmbeddingDelta {
@@ -94,9 +112,8 @@ impl EmbeddingDelta {
         if let Some(table) = &self.table {
             crate::quant::dequantize_row(table.dtype, table.row(id as usize), out);
         }
-        if let Some((a, b)) = &self.low_rank {
-            let rank = b.len() / out.len();
-            for (x, b) in a[id as usize * rank..][..rank].iter().zip(b.chunks_exact(out.len())) {
+        if let Some(EmbeddingProduct { rank, a, b }) = &self.low_rank {
+            for (x, b) in a[id as usize * rank..][..*rank].iter().zip(b.chunks_exact(out.len())) {
                 out.iter_mut().zip(b).for_each(|(out, b)| *out += x * b);
             }
         }
@@ -106,7 +123,7 @@ impl EmbeddingDelta {
     }
 
     fn bytes(&self) -> u64 {
-        let low_rank = self.low_rank.as_ref().map_or(0, |(a, b)| a.len() + b.len());
+        let low_rank = self.low_rank.as_ref().map_or(0, |product| product.a.len() + product.b.len());
         let rows: usize = self.rows.values().map(Vec::len).sum();
         let table = self.table.as_ref().map_or(0, |table| table.bytes().len());
         ((low_rank + rows) * size_of::<f32>() + table) as u64
@@ -119,6 +136,14 @@ pub struct Adapter {
     sites: HashMap<u32, LinearDelta>,
     /// Of the token embedding.
     pub embedding: Option<EmbeddingDelta>,
+    loaded: Option<Loaded>,
+}
+
+/// What a device made of an adapter, whose weights the host then has no longer.
+struct Loaded {
+    sites: BTreeSet<u32>,
+    bytes: u64,
+    weights: Arc<dyn Any + Send + Sync>,
 }
 
 impl Adapter {
@@ -127,9 +152,34 @@ impl Adapter {
         self.sites.insert(site, delta).is_none()
     }
 
-    /// What it does to a layer.
+    /// What it does to a layer; `None` too where a device has its weights.
     pub fn delta(&self, linear: &Linear) -> Option<&LinearDelta> {
         self.sites.get(&linear.site?)
+    }
+
+    /// Whether it does something to a layer.
+    pub fn changes(&self, linear: &Linear) -> bool {
+        let is_loaded = |site: &u32| self.loaded.as_ref().is_some_and(|loaded| loaded.sites.contains(site));
+        linear.site.is_some_and(|site| self.sites.contains_key(&site) || is_loaded(&site))
+    }
+
+    /// What a device made of an adapter that changes these sites, in so many bytes.
+    pub(crate) fn on_device(sites: BTreeSet<u32>, bytes: u64, weights: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { loaded: Some(Loaded { sites, bytes, weights }), ..Self::default() }
+    }
+
+    /// What a device made of it.
+    ///
+    /// # Panics
+    /// When that is no `T`: another backend loaded it.
+    pub(crate) fn weights<T: Any>(&self) -> &T {
+        let weights = self.loaded.as_ref().and_then(|loaded| loaded.weights.downcast_ref());
+        weights.expect("an adapter of this backend, and another one loaded it")
+    }
+
+    /// What it does to each site.
+    pub(crate) fn deltas(&self) -> impl Iterator<Item = (u32, &LinearDelta)> {
+        self.sites.iter().map(|(site, delta)| (*site, delta))
     }
 
     /// Bytes that it keeps.
@@ -139,7 +189,8 @@ impl Adapter {
             LinearDelta::Replaced(linear) => linear.bytes(),
             LinearDelta::Rows { ids, rows } => (size_of_val(&ids[..]) + rows.bytes().len()) as u64,
         };
-        self.sites.values().map(of_delta).sum::<u64>() + self.embedding.as_ref().map_or(0, EmbeddingDelta::bytes)
+        let loaded = self.loaded.as_ref().map_or(0, |loaded| loaded.bytes);
+        self.sites.values().map(of_delta).sum::<u64>() + self.embedding.as_ref().map_or(0, EmbeddingDelta::bytes) + loaded
     }
 }
 
@@ -170,6 +221,6 @@ impl AdapterRows {
 
     /// Whether any of them does something to one of these layers.
     pub fn touch<'a>(all: &[Self], linears: impl IntoIterator<Item = &'a Linear>) -> bool {
-        !all.is_empty() && linears.into_iter().any(|linear| all.iter().any(|one| one.adapter.delta(linear).is_some()))
+        !all.is_empty() && linears.into_iter().any(|linear| all.iter().any(|one| one.adapter.changes(linear)))
     }
 }

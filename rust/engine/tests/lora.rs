@@ -9,7 +9,8 @@ use std::{
 };
 
 use common::{
-    argmax, gguf, golden_dir, hugging_face, log_softmax,
+    gguf, hugging_face, log_softmax,
+    lora::{PEFT, ask, bits, check, folder, golden, request, with_adapters},
     serving::{exact, greedy, prompt, stats, tokens},
 };
 use device::{
@@ -17,55 +18,11 @@ use device::{
     cpu::{Isa, ReferenceBackend},
 };
 use engine::{
-    AdapterChoice, AdapterInfo, AdapterOptions, Completion, CpuOptions, Engine, EngineConfig, EngineError, GenerationRequest,
-    LoadAdapter, ModelDType, ModelSource, Prompt, PromptLookup, Speculation,
+    AdapterChoice, AdapterInfo, AdapterOptions, CpuOptions, Engine, EngineConfig, EngineError, GenerationRequest, LoadAdapter,
+    ModelDType, ModelSource, Prompt, PromptLookup, Speculation,
 };
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-
-const PEFT: [&str; 13] = [
-    "llama-all-rslora",
-    "llama-attn",
-    "llama-dora",
-    "llama-embed-head",
-    "llama-layers",
-    "llama-patterns",
-    "llama-save",
-    "llama-tokens",
-    "mistral-all-rslora",
-    "mistral-attn",
-    "qwen2-bias",
-    "qwen3-moe-experts",
-    "qwen3-moe-params",
-];
-
-#[derive(Deserialize)]
-struct Golden {
-    base: String,
-    completions: Vec<Case>,
-}
-
-#[derive(Deserialize)]
-struct Case {
-    prompt_ids: Vec<u32>,
-    last_logits: Vec<f32>,
-    greedy_ids: Vec<u32>,
-    greedy_margins: Vec<f32>,
-}
-
-fn folder(name: &str) -> PathBuf {
-    golden_dir().join("lora").join(name)
-}
-
-fn golden(name: &str) -> Golden {
-    serde_json::from_slice(&fs::read(folder(name).join("golden.json")).unwrap()).unwrap()
-}
-
-fn with_adapters(config: EngineConfig, adapters: &[(&str, PathBuf)]) -> EngineConfig {
-    let adapters = adapters.iter().map(|(alias, source)| ((*alias).to_owned(), source.clone())).collect();
-    EngineConfig { adapters: Some(AdapterOptions { adapters, ..AdapterOptions::default() }), ..config }
-}
 
 fn load(source: &ModelSource, config: &EngineConfig) -> Engine {
     Engine::load(source, config, &|_| {}).unwrap()
@@ -73,40 +30,6 @@ fn load(source: &ModelSource, config: &EngineConfig) -> Engine {
 
 fn llama_with(adapters: &[(&str, PathBuf)]) -> Engine {
     load(&hugging_face("llama"), &with_adapters(exact(), adapters))
-}
-
-fn request(ids: Vec<u32>, adapter: Option<&str>, max_tokens: usize) -> GenerationRequest {
-    let mut request = GenerationRequest::new(Prompt::TokenIds(ids), greedy(max_tokens));
-    request.sampling.logprobs = Some(8);
-    request.adapter = adapter.map(|alias| AdapterChoice::Alias(alias.to_owned()));
-    request
-}
-
-fn ask(engine: &Engine, ids: Vec<u32>, adapter: Option<&str>, max_tokens: usize) -> Completion {
-    engine.submit(request(ids, adapter, max_tokens)).unwrap().wait().unwrap()
-}
-
-/// Tokens, and the bits of their log probabilities.
-fn bits(completion: &Completion) -> Vec<(u32, u32)> {
-    completion.choices[0].logprobs.iter().flatten().map(|token| (token.token_id, token.logprob.unwrap().to_bits())).collect()
-}
-
-/// Every case of an adapter: the likeliest first tokens, and the greedy answer as far as it is decided.
-fn check(engine: &Engine, name: &str, what: &str) {
-    for case in golden(name).completions {
-        let completion = ask(engine, case.prompt_ids.clone(), Some("it"), case.greedy_ids.len());
-        let n = case.prompt_ids.len();
-        let wanted = log_softmax(&case.last_logits);
-        let first = completion.choices[0].logprobs.iter().flatten().next().unwrap();
-        for top in &first.top_logprobs {
-            let want = wanted[top.token_id as usize];
-            let error = (f64::from(top.logprob) - want).abs();
-            assert!(error <= 2e-3, "{name} {what}, prompt of {n}, token {}: {} instead of {want}", top.token_id, top.logprob);
-        }
-        assert_eq!(first.top_logprobs[0].token_id, argmax(&case.last_logits), "{name} {what}, prompt of {n}");
-        let undecided = case.greedy_margins.iter().position(|margin| *margin <= 5e-3).unwrap_or(case.greedy_ids.len());
-        assert_eq!(tokens(&completion)[..undecided], case.greedy_ids[..undecided], "{name} {what}, prompt of {n}");
-    }
 }
 
 #[test]

@@ -14,6 +14,8 @@ mod experts;
 mod gemm_floats;
 #[path = "latent.rs"]
 mod latent;
+#[path = "lora.rs"]
+mod lora;
 #[path = "packed.rs"]
 mod packed;
 #[path = "recurrent.rs"]

@@ -29,6 +29,8 @@ fn argument_structs_have_the_same_size_on_both_sides() {
         AttentionMergeArgs,
         LatentAttentionArgs,
         LatentCacheArgs,
+        LoraArgs,
+        LoraEmbedArgs,
         NormArgs,
         GatedActivationArgs,
         GatherRowsArgs,

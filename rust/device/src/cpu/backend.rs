@@ -149,8 +149,10 @@ impl Device for CpuBackend {
         true
     }
 
-    fn read_row(&self, linear: &Linear, row: usize, out: &mut [f32]) {
-        linear.weight::<CpuLinear>().row(row, out);
+    fn read_rows(&self, linear: &Linear, first: usize, out: &mut [f32]) -> Result<(), DeviceError> {
+        let rows = out.chunks_exact_mut(linear.in_features).zip(first..);
+        rows.for_each(|(out, row)| linear.weight::<CpuLinear>().row(row, out));
+        Ok(())
     }
 
     fn trim(&self) {
@@ -173,7 +175,7 @@ impl Device for CpuBackend {
 
 impl Phases for CpuBackend {
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
-        reference::embed(args, out, &|linear, row, out| self.read_row(linear, row, out));
+        reference::embed(args, out, &|linear, row, out| linear.weight::<CpuLinear>().row(row, out));
     }
 
     fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], step: &StepMetadata) {

@@ -34,6 +34,11 @@ struct StoredLinear {
     bias: Option<Vec<f32>>,
 }
 
+fn stored_row(linear: &Linear, row: usize, out: &mut [f32]) {
+    let StoredLinear { weight, .. } = linear.weight();
+    dequantize_row(weight.dtype, weight.row(row), out);
+}
+
 /// Writes a row of a weight, `[in_features]`.
 type TiedRow<'a> = &'a dyn Fn(&Linear, usize, &mut [f32]);
 
@@ -279,9 +284,9 @@ impl Device for ReferenceBackend {
         true
     }
 
-    fn read_row(&self, linear: &Linear, row: usize, out: &mut [f32]) {
-        let StoredLinear { weight, .. } = linear.weight();
-        dequantize_row(weight.dtype, weight.row(row), out);
+    fn read_rows(&self, linear: &Linear, first: usize, out: &mut [f32]) -> Result<(), DeviceError> {
+        out.chunks_exact_mut(linear.in_features).zip(first..).for_each(|(out, row)| stored_row(linear, row, out));
+        Ok(())
     }
 
     fn check_kv_layer(&self, _dtype: KvDType, _shape: KvShape) -> Result<(), DeviceError> {
@@ -318,7 +323,7 @@ impl Device for ReferenceBackend {
 
 impl Phases for ReferenceBackend {
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {
-        embed(args, out, &|linear, row, out| self.read_row(linear, row, out));
+        embed(args, out, &stored_row);
     }
 
     fn norm_linear(&self, x: &Tensor, norm: Option<&Norm>, projections: &mut [Projection<'_>], step: &StepMetadata) {

@@ -119,7 +119,7 @@ impl PlanShape {
 
     /// What every step of a bucket fits into.
     pub fn capacity(self, bucket: Bucket) -> Capacity {
-        let Bucket { rows, parts } = bucket;
+        let Bucket { rows, parts, .. } = bucket;
         if self.decode_rows() == 0 {
             return Capacity { decode: 0, prefill: rows, merges: 0, num_parts: 0 };
         }

@@ -6,10 +6,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, Device, DeviceError, DeviceSampler, EmbedArgs,
-    EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, LatentPhases, Linear, LinearOptions, Norm,
-    NormSpan, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs, RowSampling, SampledRow, StateCache,
-    StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
+    Adapter, AdapterRows, AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, Device, DeviceError,
+    DeviceSampler, EmbedArgs, EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, LatentPhases,
+    Linear, LinearOptions, Norm, NormSpan, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs, RowSampling,
+    SampledRow, StateCache, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatherRowsArgs},
 };
@@ -26,6 +26,7 @@ use super::{
     kernels::{HEAD_DIMS, Kernel, LATENT_DIMS, MAX_LATENT_WIDTH, kv_suffix, launch},
     latent::{self, LatentScratch},
     linear::{CudaLinear, Rows},
+    lora::{self, Lora},
     memory::{Constants, RowNumbers, Scratch},
     packed::PackedFormat,
     planes::PlaneBlocks,
@@ -76,6 +77,7 @@ pub(super) struct State {
     pub(super) dense: Dense,
     pub(super) experts: ExpertsState,
     pub(super) latent: LatentScratch,
+    pub(super) lora: Lora,
     sampling: Sampling,
     row_numbers: RowNumbers,
     pub(super) recurrence: Recurrence,
@@ -111,6 +113,7 @@ impl CudaBackend {
             dense: Dense::new(&driver, options.slice_bytes)?,
             experts: ExpertsState::new()?,
             latent: LatentScratch::default(),
+            lora: Lora::new()?,
             sampling: Sampling::new()?,
             row_numbers: RowNumbers::default(),
             recurrence: Recurrence::new()?,
@@ -131,8 +134,8 @@ impl CudaBackend {
         let mut state = self.state();
         let lost = state.constants.clear_lost() + state.groups.clear_lost() + 1;
         let own = [state.normed.at(), state.projected.at(), state.up.at(), state.recurrence.buffer(), lost];
-        let State { dense, lists, experts, latent, .. } = &mut *state;
-        [&own[..], &dense.buffers(), &lists.buffers(), &experts.buffers(), &latent.buffers()].concat()
+        let State { dense, lists, experts, latent, lora, .. } = &mut *state;
+        [&own[..], &dense.buffers(), &lists.buffers(), &experts.buffers(), &latent.buffers(), &lora.buffers()].concat()
     }
 
     /// With so many threads for what is left to the host: sampling.
@@ -164,14 +167,38 @@ impl CudaBackend {
     ) -> Result<(), CudaError> {
         let Some(norm) = norm else {
             // SAFETY: the caller's promise.
-            return unsafe { state.dense.multiply(rows, products) };
+            return unsafe { self.products(state, rows, products) };
         };
-        let element = state.dense.input_element(rows.count, products.iter().map(|product| product.linear));
+        let linears = products.iter().map(|product| product.linear);
+        // Adapters read f32.
+        let is_f32 = state.lora.touches(products);
+        let element = if is_f32 { ElementType::F32 } else { state.dense.input_element(rows.count, linears) };
         let out = state.normed.floats(&self.driver, rows.count * rows.cols)?;
         let pass = NormPass { norm: Some(norm), out, element, ..NormPass::default() };
         self.norm_pass(&mut state.constants, rows, &pass)?;
         // SAFETY: as above; what is normed has the same shape.
-        unsafe { state.dense.multiply(Rows { at: out, element, ..rows }, products) }
+        unsafe { self.products(state, Rows { at: out, element, ..rows }, products) }
+    }
+
+    /// Multiplies rows by every weight, and changes what comes of it for those with adapters.
+    ///
+    /// # Safety
+    /// Rows and outputs are memory of the driver of these shapes.
+    pub(super) unsafe fn products(&self, state: &mut State, x: Rows, products: &[Product<'_>]) -> Result<(), CudaError> {
+        let State { dense, lora, .. } = state;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let kept = if let [product] = products { lora.keep(&self.driver, product)? } else { 0 };
+            dense.multiply(x, products)?;
+            lora.adapt(&self.driver, x, products, kept)
+        }
+    }
+
+    /// See [`Phases::begin_step`].
+    pub(super) fn begin(&self, step: &StepMetadata) -> Result<(), CudaError> {
+        let State { lists, lora, .. } = &mut *self.state();
+        lists.begin(step)?;
+        lora.begin(lists, &step.adapters).map(drop)
     }
 
     fn try_embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) -> Result<(), CudaError> {
@@ -180,16 +207,21 @@ impl CudaBackend {
         match args.table {
             EmbeddingTable::Stored(_) => {
                 assert!(!self.state().lists.are_fixed(), "rows of a file are the same in every step that was recorded");
+                assert!(args.adapters.is_empty(), "adapters change a table that was loaded");
                 crate::cpu::embed_on_host(args, out, &|_, _, _| unreachable!("rows of a file"));
                 device(out).upload(0, out.as_slice())
             }
             EmbeddingTable::Loaded(linear) => {
                 assert!(args.token_ids.iter().all(|id| (*id as usize) < linear.out_features), "token ids of the vocabulary");
                 assert_eq!(linear.in_features, out.cols(), "columns of the output");
-                let ids = self.state().lists.token_ids(args.token_ids)?;
+                let State { lists, lora, .. } = &mut *self.state();
+                let (ids, at) = (lists.token_ids(args.token_ids)?, device(out).at());
                 // SAFETY: the ids are checked, here or where they are put among the lists of a step that was recorded; `out` has
                 // a row for each and the width of the table.
-                unsafe { cuda(linear).embed(&self.driver, ids, count, device(out).at(), args.scale) }
+                unsafe {
+                    cuda(linear).embed(&self.driver, ids, count, at, args.scale)?;
+                    lora.embed(&self.driver, ids, rows(out), args.scale)
+                }
             }
         }
     }
@@ -214,11 +246,11 @@ impl CudaBackend {
         if args.post_norm.is_none() {
             let product = Product { scale: args.scale, accumulate: true, ..plain(args.linear, residual.at) };
             // SAFETY: both are buffers of the checked shapes.
-            return unsafe { state.dense.multiply(x, &[product]) };
+            return unsafe { self.products(&mut state, x, &[product]) };
         }
         let y = state.projected.floats(&self.driver, residual.count * residual.cols)?;
         // SAFETY: as above; `y` was made for the product.
-        unsafe { state.dense.multiply(x, &[plain(args.linear, y)])? };
+        unsafe { self.products(&mut state, x, &[plain(args.linear, y)])? };
         let pass = NormPass { add: Some(y), post_norm: args.post_norm, scale: args.scale, ..NormPass::default() };
         self.norm_pass(&mut state.constants, residual, &pass)
     }
@@ -326,7 +358,7 @@ pub(super) fn cuda(linear: &Linear) -> &CudaLinear {
 
 /// The product alone.
 pub(super) fn plain(linear: &Linear, out: DevicePtr) -> Product<'_> {
-    Product { linear: cuda(linear), out, scale: 1.0, accumulate: false }
+    Product { linear: cuda(linear), out, scale: 1.0, accumulate: false, site: linear.site }
 }
 
 /// A phase cannot return what the driver refuses.
@@ -431,6 +463,18 @@ impl Device for CudaBackend {
         true
     }
 
+    fn takes_adapters(&self) -> bool {
+        true
+    }
+
+    fn load_adapter(&self, adapter: Adapter) -> Result<Adapter, DeviceError> {
+        lora::load(&self.driver, &adapter)
+    }
+
+    fn read_rows(&self, linear: &Linear, first: usize, out: &mut [f32]) -> Result<(), DeviceError> {
+        Ok(cuda(linear).read_rows(&self.driver, first, out)?)
+    }
+
     fn workspace_bytes(&self, shape: &WorkspaceShape) -> u64 {
         let floats: usize = planned_floats(shape).iter().sum();
         (floats * size_of::<f32>() + recurrent::workspace_bytes(shape)) as u64
@@ -442,7 +486,7 @@ impl Device for CudaBackend {
     }
 
     fn plan_workspaces(&self, shape: &WorkspaceShape) {
-        let State { lists, dense, experts, latent, sampling, recurrence, normed, projected, up, .. } = &mut *self.state();
+        let State { lists, dense, experts, latent, lora, sampling, recurrence, normed, projected, up, .. } = &mut *self.state();
         for (scratch, floats) in [normed, projected, up].into_iter().zip(planned_floats(shape)) {
             scratch.plan(floats * size_of::<f32>());
         }
@@ -450,6 +494,7 @@ impl Device for CudaBackend {
         dense.plan(shape);
         experts.plan(shape);
         latent.plan(shape);
+        lora.plan(shape);
         sampling.plan(shape);
         recurrence.plan(shape);
     }
@@ -490,7 +535,18 @@ impl DeviceSampler for CudaBackend {
 
 impl Phases for CudaBackend {
     fn begin_step(&self, step: &StepMetadata) {
-        done(self.state().lists.begin(step));
+        done(self.begin(step));
+    }
+
+    fn logits(&self, x: &Tensor, norm: Option<&Norm>, lm_head: &Linear, adapters: &[AdapterRows], logits: &mut Tensor) {
+        // Their rows have other numbers than those of the step.
+        let begin = || {
+            let State { lists, lora, .. } = &mut *self.state();
+            lora.begin(lists, adapters)
+        };
+        let before = begin().unwrap_or_else(|error| panic!("{error}"));
+        done(self.try_norm_linear(x, norm, &mut [Projection { linear: lm_head, out: logits }]));
+        self.state().lora.go_back(before);
     }
 
     fn embed(&self, args: &EmbedArgs<'_>, out: &mut Tensor) {

@@ -59,6 +59,8 @@ pub struct Product<'a> {
     pub scale: f32,
     /// Whether `out` is added to.
     pub accumulate: bool,
+    /// Which of a model's layers it is to adapters ([`Linear::site`](crate::Linear::site)).
+    pub site: Option<u32>,
 }
 
 /// What products need beside weights.

@@ -8,8 +8,9 @@ use std::{sync::Arc, time::Duration};
 use crate::kernel_args::{
     AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType,
     EmbedArgs, FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupTile,
-    GroupedArgs, LatentAttentionArgs, LatentCacheArgs, Mamba2Args, NormArgs, PackedDequantizeArgs, PackedEmbedArgs,
-    RecurrentRequest, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, SampleRow, SigmoidGateArgs, TopLogprobsArgs,
+    GroupedArgs, LatentAttentionArgs, LatentCacheArgs, LoraArgs, LoraDelta, LoraEmbedArgs, LoraEmbedding, LoraRow, LoraTile,
+    Mamba2Args, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RecurrentRequest, RopeAndCacheArgs, RoundValuesArgs, RouteArgs,
+    SampleArgs, SampleRow, SigmoidGateArgs, TopLogprobsArgs,
 };
 
 use super::{CudaError, Gpu, GpuMemory, kernels::Kernel};
@@ -254,6 +255,7 @@ plain!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, Round
 plain!(SampleArgs, SampleRow, TopLogprobsArgs);
 plain!(AddExpertsArgs, GroupTile, GroupedArgs, RouteArgs);
 plain!(LatentAttentionArgs, LatentCacheArgs);
+plain!(LoraArgs, LoraDelta, LoraEmbedArgs, LoraEmbedding, LoraRow, LoraTile);
 plain!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, RecurrentRequest, SigmoidGateArgs);
 
 /// The values as they lie in memory.

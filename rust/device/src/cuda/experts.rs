@@ -17,9 +17,10 @@ use super::{
     backend::{State, cuda, done, plain, rows},
     driver::{DeviceMemory, Driver},
     elementwise::{Gating, NormPass},
-    grouped::{self, GroupedInput, GroupedRows},
+    grouped::{self, Group, GroupedInput, GroupedRows},
     kernels::{GROUPED_ROWS, Kernel, launch},
     linear::{CudaLinear, Rows},
+    lora::{Choices, ExpertTarget},
     memory::{Constants, Scratch},
 };
 
@@ -59,6 +60,10 @@ pub struct ExpertsState {
 
 /// What `route` has decided, on the device.
 struct Routed {
+    /// The number of the first row in the step.
+    first: usize,
+    /// `[rows, num_chosen]`.
+    chosen: DevicePtr,
     weights: DevicePtr,
     tiles: DevicePtr,
     num_tiles: usize,
@@ -155,7 +160,7 @@ impl ExpertsState {
         };
         // SAFETY: the logits are those of these rows; the lists were made for them.
         unsafe { launch(driver, self.route, [num_rows.div_ceil(ROUTED_ROWS), 1, 1], &args)? };
-        Ok(Routed { weights, tiles: args.tiles, num_tiles, rows, places })
+        Ok(Routed { first: 0, chosen, weights, tiles: args.tiles, num_tiles, rows, places })
     }
 }
 
@@ -177,22 +182,23 @@ impl CudaBackend {
             let part = |rows: Rows| Rows { at: rows.at + offset, count, ..rows };
             let (input, hidden) = (part(input), part(hidden));
             if post_norm.is_none() {
-                self.add_experts(state, experts, input, hidden.at, Some(scale))?;
+                self.add_experts(state, experts, (input, first), hidden.at, Some(scale))?;
                 continue;
             }
             let sum = state.projected.floats(self.driver(), count * hidden.cols)?;
-            self.add_experts(state, experts, input, sum, None)?;
+            self.add_experts(state, experts, (input, first), sum, None)?;
             self.norm_pass(&mut state.constants, hidden, &NormPass { add: Some(sum), post_norm, scale, ..NormPass::default() })?;
         }
         Ok(())
     }
 
-    /// What the experts give for rows of `x`: to `out`, or times a scale added to it.
+    /// What the experts give for rows of `x`, of which the first has that number in the step: to `out`, or times a scale added
+    /// to it.
     fn add_experts(
         &self,
         state: &mut State,
         experts: &Experts,
-        x: Rows,
+        (x, first): (Rows, usize),
         out: DevicePtr,
         added: Option<f32>,
     ) -> Result<(), CudaError> {
@@ -200,9 +206,10 @@ impl CudaBackend {
         let (num_rows, num_chosen) = (x.count, experts.rule.num_chosen);
         let logits = state.experts.logits.floats(driver, num_rows * experts.experts.len())?;
         // SAFETY: `x` is a buffer of its shape, and the logits have its rows.
-        unsafe { state.dense.multiply(x, &[plain(&experts.router, logits)])? };
+        unsafe { self.products(state, x, &[plain(&experts.router, logits)])? };
         let tile_rows = tile_rows(experts, num_rows);
         let routed = state.experts.route(driver, &mut state.constants, experts, num_rows, tile_rows)?;
+        let routed = Routed { first, ..routed };
         let given = self.multiply_experts(state, experts, x, &routed, tile_rows)?;
         let (shared, shared_logits) = match &experts.shared {
             Some(shared) => self.shared_expert(state, shared, experts.activation, x)?,
@@ -236,7 +243,7 @@ impl CudaBackend {
         tile_rows: usize,
     ) -> Result<DevicePtr, CudaError> {
         let driver = self.driver();
-        let State { dense, groups, experts: own, .. } = state;
+        let State { dense, groups, experts: own, lora, .. } = state;
         let entries = x.count * experts.rule.num_chosen;
         let mut group = |role: fn(&Expert) -> &Linear| groups.of(driver, experts.experts.iter().map(role));
         let [gates, ups, downs] = [group(|it| &it.gate)?, group(|it| &it.up)?, group(|it| &it.down)?];
@@ -251,6 +258,19 @@ impl CudaBackend {
             let at = if tile_rows == GROUPED_ROWS[0] { x.at } else { dense.rounded_for(x, of)? };
             Ok(GroupedInput { x: at, x_stride: x.cols, rows: tiles(x_rows), tile_rows })
         };
+        let choices = |has_own_x| Choices {
+            chosen: routed.chosen,
+            num_chosen: experts.rule.num_chosen,
+            first: routed.first,
+            count: x.count,
+            has_own_x,
+        };
+        let adapted = |role: fn(&Expert) -> &Linear, group: Group<'_>, out, out_features| {
+            let site = |expert: Option<&Expert>| expert.and_then(|expert| role(expert).site);
+            let ends = site(experts.experts.first()).zip(site(experts.experts.last()));
+            let range = ends.map(|(one, other)| (one.min(other), one.max(other)));
+            ExpertTarget { sites: group.sites, range, out, out_features }
+        };
         let targets = [(gates, gate, width), (ups, up, width)];
         let of_gate = input(x, gates.first, routed.rows)?;
         // SAFETY: `x` has the rows that tiles name; gate, up and what is given have one for each choice.
@@ -261,10 +281,14 @@ impl CudaBackend {
                 grouped::multiply(driver, &of_gate, &targets[..1])?;
                 grouped::multiply(driver, &input(x, ups.first, routed.rows)?, &targets[1..])?;
             }
+            let adapted_gates = [adapted(|it| &it.gate, gates, gate, width), adapted(|it| &it.up, ups, up, width)];
+            lora.adapt_experts(driver, x, &choices(false), &adapted_gates)?;
             let weights = if experts.scales_input { routed.weights } else { 0 };
             let gated = Rows { at: gate, count: entries, cols: width, element: ElementType::F32 };
             self.activate(gated, up, gate, Gating { weights, ..gating(experts.activation) })?;
             grouped::multiply(driver, &input(gated, downs.first, routed.places)?, &[(downs, given, x.cols)])?;
+            let adapted_downs = [adapted(|it| &it.down, downs, given, x.cols)];
+            lora.adapt_experts(driver, gated, &choices(true), &adapted_downs)?;
         }
         Ok(given)
     }
@@ -278,7 +302,7 @@ impl CudaBackend {
         x: Rows,
     ) -> Result<(DevicePtr, DevicePtr), CudaError> {
         let driver = self.driver();
-        let State { dense, experts: own, .. } = state;
+        let own = &mut state.experts;
         let SharedExpert { expert: Expert { gate, up, down }, weight } = shared;
         let width = gate.out_features;
         let [gated, other] = [own.gate.floats(driver, x.count * width)?, own.up.floats(driver, x.count * width)?];
@@ -291,9 +315,9 @@ impl CudaBackend {
         let rows = Rows { at: gated, count: x.count, cols: width, element: ElementType::F32 };
         // SAFETY: `x` is a buffer of its shape; the others were made for its rows and these widths.
         unsafe {
-            dense.multiply(x, &products)?;
+            self.products(state, x, &products)?;
             self.activate(rows, other, gated, gating(activation))?;
-            dense.multiply(rows, &[plain(down, out)])?;
+            self.products(state, rows, &[plain(down, out)])?;
         }
         Ok((out, logits))
     }

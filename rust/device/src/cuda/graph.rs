@@ -13,7 +13,14 @@ use std::{
 
 use crate::{StepGraphs, StepMetadata, kernel_args::DevicePtr};
 
-use super::{CudaBackend, CudaError, driver::Driver, graph_lists::PaddedLists, graph_plan::Bucket};
+use super::{
+    CudaBackend, CudaError,
+    backend::State,
+    driver::Driver,
+    graph_lists::PaddedLists,
+    graph_plan::Bucket,
+    lora::{KnownAdapters, Uses},
+};
 
 /// Bytes of the card that graphs may take; they are reserved before the KV pool is sized.
 pub const RESERVED_BYTES: u64 = 256 << 20;
@@ -25,6 +32,8 @@ pub struct Graphs {
     by_bucket: BTreeMap<Bucket, Option<Graph>>,
     /// Addresses that the graphs were recorded with.
     buffers: Vec<DevicePtr>,
+    /// What those with adapters were recorded for.
+    adapters: KnownAdapters,
     current: Option<Bucket>,
 }
 
@@ -35,7 +44,7 @@ impl Graphs {
         if self.buffers.len() == buffers.len() && pairs.all(|(known, now)| *known == 0 || known == now) {
             self.buffers = buffers;
         } else {
-            *self = Self { buffers, ..Self::default() };
+            *self = Self { buffers, adapters: std::mem::take(&mut self.adapters), ..Self::default() };
         }
     }
 }
@@ -76,9 +85,13 @@ impl CudaBackend {
         let graphs: &mut Graphs = graphs.recorded();
         self.state().lists.reserve_tables(self.driver(), step)?;
         graphs.know(self.buffers());
+        if graphs.adapters.add(&step.adapters) {
+            graphs.by_bucket.retain(|bucket, _| !bucket.has_adapters);
+        }
         if !graphs.by_bucket.contains_key(&bucket) {
             let taken: u64 = graphs.by_bucket.values().flatten().map(|graph| graph.bytes).sum();
-            let recorded = match self.record([bucket, Bucket::largest(max_rows)], step, run) {
+            let uses = graphs.adapters.uses();
+            let recorded = match self.record([bucket, Bucket::largest(max_rows)], (step, uses), run) {
                 Ok(graph) if taken + graph.bytes <= RESERVED_BYTES => Some(graph),
                 other => {
                     let why =
@@ -92,7 +105,9 @@ impl CudaBackend {
             graphs.by_bucket.insert(bucket, recorded);
         }
         let Some(Some(graph)) = graphs.by_bucket.get_mut(&bucket) else { return Ok(false) };
-        self.state().lists.upload_padded(&mut graph.lists, token_ids, step)?;
+        let State { lists, lora, .. } = &mut *self.state();
+        lora.go_back(None);
+        lists.upload_padded(&mut graph.lists, token_ids, step)?;
         graphs.current = Some(bucket);
         Ok(true)
     }
@@ -107,17 +122,30 @@ impl CudaBackend {
         unsafe { self.driver().replay(graph.recorded.id) }
     }
 
-    fn record(&self, [bucket, largest]: [Bucket; 2], step: &StepMetadata, run: Run<'_>) -> Result<Graph, String> {
+    fn record(
+        &self,
+        [bucket, largest]: [Bucket; 2],
+        (step, uses): (&StepMetadata, &Arc<Uses>),
+        run: Run<'_>,
+    ) -> Result<Graph, String> {
         let text = |error: CudaError| error.to_string();
         let driver = self.driver();
         let rehearsal = bucket.rehearsal(step.groups.len(), !step.state_slots.is_empty());
         let token_ids = vec![0; bucket.rows];
-        self.state().lists.begin(&rehearsal).map_err(text)?;
+        self.begin(&rehearsal).map_err(text)?;
+        if bucket.has_adapters {
+            let State { lists, lora, .. } = &mut *self.state();
+            lora.rehearse(lists, bucket.rows, uses).map_err(text)?;
+        }
         // What fails here fails as any step.
         run(&token_ids, &rehearsal);
         let lists = self.state().lists.padded(driver, bucket, largest).map_err(text)?;
         let free_before = driver.memory().map_err(text)?.free_bytes;
-        self.state().lists.begin_padded(&lists);
+        {
+            let State { lists: own, lora, .. } = &mut *self.state();
+            own.begin_padded(&lists);
+            lora.go_back(lists.adapters(uses));
+        }
         driver.begin_recording().map_err(text)?;
         let ran = caught(|| run(&token_ids, &rehearsal));
         // Also after a failure, or everything would be recorded from then on.

@@ -1,8 +1,8 @@
 //! The lists of a step at addresses that do not change, padded to the size of a graph, and copied at once.
 //!
 //! ```text
-//!         | token ids | positions | rope positions | states | slots of each group | work and merges of each kind of layer |
-//! smaller sizes begin later                                                                          they all end here: ^
+//!         | token ids | positions | rope positions | states | adapters | slots of each group | work and merges of each kind of layer |
+//! smaller sizes begin later                                                                                     they all end here: ^
 //! | block table of group 0, request 0 | group 0, request 1 | ... | group 1, request 0 | ...
 //! ```
 //!
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::{
     StepMetadata,
-    kernel_args::{AttentionMerge, AttentionWork, DevicePtr, NO_SLOT, RecurrentRequest},
+    kernel_args::{AttentionMerge, AttentionWork, DevicePtr, LoraRow, LoraTile, NO_SLOT, RecurrentRequest},
 };
 
 use super::{
@@ -22,6 +22,7 @@ use super::{
     attention_plan::{AttentionPlan, PlanShape, Round},
     driver::{DeviceMemory, Driver, Plain, bytes_of},
     graph_plan::Bucket,
+    lora::{AdaptedRows, LoraLists, Uses},
     recurrent::{RecurrentLists, requests},
 };
 
@@ -75,6 +76,8 @@ pub struct PaddedLists {
     /// Requests and those of rows, for recurrent layers; without entries where there are none.
     requests: Region,
     row_requests: Region,
+    /// Rows with adapters, their tiles, and the rows by number; without entries where there are none.
+    adapters: [Region; 3],
     slots: Vec<Region>,
     plans: Vec<(usize, PlanShape, PlanLists)>,
 }
@@ -113,6 +116,8 @@ impl PaddedLists {
         let with_states = if has_states { rows } else { 0 };
         let requests = region(with_states, size_of::<RecurrentRequest>());
         let row_requests = region(with_states, size_of::<u32>());
+        let adapted = if bucket.has_adapters { rows } else { 0 };
+        let adapters = [size_of::<LoraRow>(), size_of::<LoraTile>(), size_of::<LoraRow>()].map(|size| region(adapted, size));
         let slots = (0..num_groups).map(|_| region(rows, size_of::<i64>())).collect();
         let plans = kinds
             .iter()
@@ -137,6 +142,7 @@ impl PaddedLists {
             rope_positions,
             requests,
             row_requests,
+            adapters,
             slots,
             plans,
         }
@@ -177,6 +183,11 @@ impl PaddedLists {
             return RecurrentLists::default();
         }
         RecurrentLists { requests: self.at(self.requests), row_requests: self.at(self.row_requests) }
+    }
+
+    /// The lists of rows with adapters, of which these are all; `None`: there are none.
+    pub fn adapters(&self, uses: &Arc<Uses>) -> Option<LoraLists> {
+        self.bucket.has_adapters.then(|| LoraLists::padded(self.adapters.map(|region| self.at(region)), self.bucket.rows, uses))
     }
 
     /// The lists of each group; all block tables begin at `tables`.
@@ -221,6 +232,13 @@ impl PaddedLists {
         // Rows that pad have requests that pad.
         let rows: Vec<u32> = (0..self.row_requests.len as u32).collect();
         self.fill(self.row_requests, &rows, 0);
+        if self.bucket.has_adapters {
+            let AdaptedRows { rows, tiles, by_number } = AdaptedRows::of(&step.adapters);
+            let [of_rows, of_tiles, of_numbers] = self.adapters;
+            self.fill(of_rows, &rows, LoraRow::default());
+            self.fill(of_tiles, &tiles, LoraTile::default());
+            self.fill(of_numbers, &by_number, LoraRow::default());
+        }
         for (region, group) in self.slots.clone().into_iter().zip(&step.groups) {
             self.fill(region, &group.slot_mapping, -1);
         }

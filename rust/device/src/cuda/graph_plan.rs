@@ -19,6 +19,8 @@ pub struct Bucket {
     /// Parts that the keys of all rows together are cut into at most: as many as rows where none is cut, else more. A few long
     /// requests among many short ones so launch few CTAs that have nothing to do.
     pub parts: usize,
+    /// Whether rows have adapters.
+    pub has_adapters: bool,
 }
 
 impl Bucket {
@@ -35,13 +37,14 @@ impl Bucket {
         if parts > MAX_KEPT_PARTS {
             return None;
         }
-        Some(Self { rows, parts: if parts == num_reqs { rows } else { padded_parts(rows, parts) } })
+        let parts = if parts == num_reqs { rows } else { padded_parts(rows, parts) };
+        Some(Self { rows, parts, has_adapters: !step.adapters.is_empty() })
     }
 
     /// The one with the longest lists, of steps of up to `max_rows` rows.
     pub fn largest(max_rows: usize) -> Self {
         let rows = max_rows.min(MAX_ROWS);
-        Self { rows, parts: most_parts(rows) }
+        Self { rows, parts: most_parts(rows), has_adapters: true }
     }
 
     /// Whether keys of some row are cut.
@@ -101,6 +104,10 @@ mod tests {
         step
     }
 
+    fn bucket(rows: usize, parts: usize) -> Bucket {
+        Bucket { rows, parts, has_adapters: false }
+    }
+
     #[test]
     fn rows_are_padded_to_few_sizes_that_hold_them() {
         let padded: Vec<_> = (1..=MAX_ROWS).map(|n| Bucket::of(&step(&vec![(7, 1); n]), MAX_ROWS).unwrap().rows).collect();
@@ -118,7 +125,7 @@ mod tests {
         assert_eq!(Bucket::of(&step(&[]), 256), None);
         assert_eq!(Bucket::of(&step(&[(5, 1); 257]), 1000), None);
         assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 15), None, "16 rows do not fit");
-        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 16), Some(Bucket { rows: 16, parts: 16 }));
+        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 16), Some(bucket(16, 16)));
         // As many rows as requests, but not one each.
         let uneven = StepMetadata { query_start_loc: vec![0, 0, 2], ..step(&[(5, 1), (6, 1)]) };
         assert_eq!(Bucket::of(&uneven, 256), None);
@@ -144,10 +151,10 @@ mod tests {
     #[test]
     fn steps_with_more_parts_than_are_kept_have_no_bucket() {
         // 16 parts each.
-        assert_eq!(Bucket::of(&step(&[(8191, 1); 256]), 256), Some(Bucket { rows: 256, parts: 4096 }));
+        assert_eq!(Bucket::of(&step(&[(8191, 1); 256]), 256), Some(bucket(256, 4096)));
         assert_eq!(Bucket::of(&step(&[(8192, 1); 256]), 256), None);
-        assert_eq!(Bucket::largest(256), Bucket { rows: 256, parts: 4096 });
-        assert_eq!(Bucket::largest(8), Bucket { rows: 8, parts: 512 });
+        assert_eq!(Bucket::largest(256), Bucket { has_adapters: true, ..bucket(256, 4096) });
+        assert_eq!(Bucket::largest(8), Bucket { has_adapters: true, ..bucket(8, 512) });
     }
 
     #[test]
@@ -163,7 +170,7 @@ mod tests {
     #[test]
     fn a_rehearsal_is_a_step_of_its_rows_that_writes_nowhere() {
         for (rows, parts) in [(24, 24), (24, 128), (2, 4), (1, 1), (1, 16)] {
-            let bucket = Bucket { rows, parts };
+            let bucket = bucket(rows, parts);
             let step = bucket.rehearsal(2, true);
             let own = Bucket::of(&step, 256).unwrap();
             assert_eq!((own.rows, own.has_parts()), (rows, bucket.has_parts()));

@@ -8,10 +8,10 @@ use super::{
     recording::{Event, RecordingDriver},
 };
 use crate::{
-    AttentionArgs, AttentionParams, CacheEngine, Constant, Device, DeviceSampler, EmbedArgs, EmbeddingTable, KvCacheSpec,
-    KvDType, KvGroupMetadata, KvShape, LinearOptions, Phases, Precision, ResidualArgs, RopeArgs, RopeStyle, RopeTable,
-    RowSampling, StepGraphs, StepMetadata, StepRecorder, Tensor, TokenMask, WeightView, WorkspaceShape, backend::Linear,
-    mmap::Bytes,
+    Adapter, AdapterRows, AttentionArgs, AttentionParams, CacheEngine, Constant, Device, DeviceSampler, EmbedArgs,
+    EmbeddingTable, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LinearDelta, LinearOptions, LowRank, Phases, Precision,
+    ResidualArgs, RopeArgs, RopeStyle, RopeTable, RowSampling, StepGraphs, StepMetadata, StepRecorder, Tensor, TokenMask,
+    WeightView, WorkspaceShape, backend::Linear, mmap::Bytes,
 };
 
 const DIM: usize = 64;
@@ -43,11 +43,13 @@ impl Layer {
         let table = || -> Constant { Arc::new(vec![0.0; 64 * DIM / 2]) };
         let tensor = |cols| backend.alloc(300, cols).unwrap();
         let rows = WeightView::new(crate::DType::BF16, 9, DIM, Bytes::from_vec(vec![0; 9 * DIM * 2])).unwrap();
+        let mut output = backend.load_linear(&weight, &options).unwrap();
+        output.site = Some(3);
         Self {
             graphs: StepGraphs::new(300),
             table: backend.load_linear(&rows, &options).unwrap(),
             cache: backend.alloc_kv_cache(&spec).unwrap(),
-            output: backend.load_linear(&weight, &options).unwrap(),
+            output,
             rope: RopeTable { style: RopeStyle::Neox, rotary_dim: DIM, cos: table(), sin: table() },
             hidden: tensor(DIM),
             q: tensor(2 * DIM),
@@ -87,6 +89,14 @@ impl Layer {
 
     fn events(&self) -> Vec<Event> {
         self.recording.events()
+    }
+
+    /// An adapter of the output projection, of such a rank.
+    fn adapter(&self, rank: usize) -> Arc<Adapter> {
+        let low_rank = LowRank::new(rank, &vec![0.0; rank * 2 * DIM], vec![0.0; rank * DIM]).unwrap();
+        let mut adapter = Adapter::default();
+        assert!(adapter.insert(3, LinearDelta::LowRank(low_rank)));
+        Arc::new(self.backend.load_adapter(adapter).unwrap())
     }
 }
 
@@ -282,4 +292,34 @@ fn recordings_are_forgotten_with_their_model() {
     drop(layer);
     assert!(recording.recorded().is_empty());
     assert_eq!(recording.used_bytes(), 0);
+}
+
+#[test]
+fn a_step_with_adapters_is_one_copy_and_one_launch_whichever_they_are() {
+    let mut layer = Layer::new();
+    let [small, other, large] = [2, 2, 9].map(|rank| layer.adapter(rank));
+    let step = |adapters: &[(&Arc<Adapter>, &[u32])]| {
+        let of = |(adapter, rows): &(&Arc<Adapter>, &[u32])| AdapterRows { adapter: Arc::clone(adapter), rows: rows.to_vec() };
+        StepMetadata { adapters: adapters.iter().map(of).collect(), ..decodes(&[5, 200, 17]) }
+    };
+    let launches = |recorded: &[String]| recorded.iter().filter(|asked| asked.contains("lora_")).count();
+    assert!(layer.run(&step(&[])) && layer.run(&step(&[(&small, &[1])])));
+    let recorded = layer.recording.recorded();
+    assert_eq!([launches(&recorded[0]), launches(&recorded[1])], [0, 2], "those without are not the slower for others");
+    layer.events();
+    for adapters in [&[(&small, &[0, 1, 2][..])][..], &[(&other, &[2]), (&small, &[0])], &[]] {
+        assert!(layer.run(&step(adapters)));
+        let events = layer.events();
+        assert!(matches!(events[..], [Event::Upload(_), Event::Replay]), "{events:?}");
+    }
+    // A larger rank is another launch, and then serves the others.
+    assert!(layer.run(&step(&[(&large, &[1])])));
+    assert!(layer.events().iter().any(|event| matches!(event, Event::Recorded(_))));
+    assert!(layer.run(&step(&[(&small, &[1])])));
+    assert!(matches!(layer.events()[..], [Event::Upload(_), Event::Replay]));
+    // Nothing keeps an adapter that nobody has.
+    let before = layer.recording.used_bytes();
+    let bytes = large.bytes() as usize;
+    drop(large);
+    assert_eq!(layer.recording.used_bytes(), before - bytes);
 }

@@ -28,11 +28,13 @@ pub struct Group<'a> {
     pub w: DevicePtr,
     /// Addresses of biases, `[num_groups]`; 0: there are none.
     pub bias: DevicePtr,
+    /// Their numbers to adapters, `[num_groups]`.
+    pub sites: DevicePtr,
 }
 
-/// Lists of addresses of weights that belong together, and of their biases, on the device, by the first weight.
+/// Lists of addresses of weights that belong together, of their biases, and of their sites, on the device, by the first weight.
 #[derive(Default)]
-pub struct Groups(Made<dyn Any + Send + Sync, [DeviceMemory; 2]>);
+pub struct Groups(Made<dyn Any + Send + Sync, [DeviceMemory; 3]>);
 
 impl Groups {
     /// The list of these weights, made when it is first asked for.
@@ -47,20 +49,22 @@ impl Groups {
         let mut linears = linears.into_iter().peekable();
         let head: &'a Linear = linears.peek().copied().expect("a weight at least");
         let first: &'a CudaLinear = head.weight();
-        let [w, bias] = self.0.of(head.shared(), || {
+        let [w, bias, sites] = self.0.of(head.shared(), || {
             let kind = |linear: &CudaLinear| {
                 (linear.dtype(), linear.precision(), linear.out_features(), linear.in_features(), linear.bias().is_some())
             };
-            let (mut weights, mut biases) = (Vec::new(), Vec::new());
+            let (mut weights, mut biases, mut sites) = (Vec::new(), Vec::new(), Vec::new());
             for linear in linears {
+                sites.push(linear.site.unwrap_or(u32::MAX));
                 let linear: &CudaLinear = linear.weight();
                 assert!(kind(linear) == kind(first), "weights of a group have one shape and format");
                 weights.push(linear.weight());
                 biases.push(linear.bias().unwrap_or(0));
             }
-            Ok([DeviceMemory::of(driver, &weights)?, DeviceMemory::of(driver, &biases)?])
+            Ok([DeviceMemory::of(driver, &weights)?, DeviceMemory::of(driver, &biases)?, DeviceMemory::of(driver, &sites)?])
         })?;
-        Ok(Group { first, w: w.at(), bias: if first.bias().is_some() { bias.at() } else { 0 } })
+        let bias = if first.bias().is_some() { bias.at() } else { 0 };
+        Ok(Group { first, w: w.at(), bias, sites: sites.at() })
     }
 
     /// See [`Made::clear_lost`].

@@ -10,8 +10,8 @@ use crate::{
     kernel_args::{
         AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs,
         FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupedArgs,
-        LatentAttentionArgs, LatentCacheArgs, Mamba2Args, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs,
-        RoundValuesArgs, RouteArgs, SampleArgs, SigmoidGateArgs, TopLogprobsArgs,
+        LatentAttentionArgs, LatentCacheArgs, LoraArgs, LoraEmbedArgs, Mamba2Args, NormArgs, PackedDequantizeArgs,
+        PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, SigmoidGateArgs, TopLogprobsArgs,
     },
 };
 
@@ -104,6 +104,7 @@ args!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivat
 args!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 args!(AddExpertsArgs, GroupedArgs, RouteArgs);
 args!(LatentAttentionArgs, LatentCacheArgs);
+args!(LoraArgs, LoraEmbedArgs);
 args!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, TopLogprobsArgs);
 args!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, SigmoidGateArgs);
 

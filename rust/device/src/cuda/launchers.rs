@@ -8,11 +8,11 @@ use super::{
     recording::{Event, RecordingDriver},
 };
 use crate::{
-    Activation, AttentionArgs, AttentionParams, CacheEngine, Conv, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable,
-    Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, GateUpArgs, GatedDelta, KvCacheSpec, KvDType, KvGroupMetadata,
-    KvShape, LatentArgs, LatentAttention, LatentPhases, LatentQuery, Linear, LinearOptions, Mamba2, Norm, NormKind, Phases,
-    Precision, Projection, Recurrent, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, RouterScore, RoutingRule,
-    RowSampling, StepMetadata, WeightView, mmap::Bytes,
+    Activation, Adapter, AdapterRows, AttentionArgs, AttentionParams, CacheEngine, Conv, DType, Device, DeviceSampler, EmbedArgs,
+    EmbeddingDelta, EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, GateUpArgs, GatedDelta,
+    KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases, LatentQuery, Linear, LinearDelta,
+    LinearOptions, LowRank, Magnitude, Mamba2, Norm, NormKind, Phases, Precision, Projection, Recurrent, RecurrentArgs,
+    RecurrentPhases, ResidualArgs, RopeArgs, RouterScore, RoutingRule, RowSampling, StepMetadata, WeightView, mmap::Bytes,
 };
 
 /// Kernels that no phase launches: floats are multiplied as they are.
@@ -48,6 +48,7 @@ fn every_kernel_is_launched() {
     for state_rows in [128, WIDTH] {
         recur(&backend, state_rows);
     }
+    adapt(&backend);
     for cache in caches(&backend) {
         attend(&backend, &cache);
     }
@@ -126,6 +127,26 @@ fn norm_and_gate(backend: &CudaBackend) {
         backend.linear_residual(args, &StepMetadata::default());
     }
     backend.gather_rows(&x, &[0], &mut out);
+}
+
+/// A row of the token embedding with an adapter, and of a product that is added to.
+fn adapt(backend: &CudaBackend) {
+    let mut linear = linear(backend, DType::F32, Precision::Fast);
+    linear.site = Some(0);
+    let mut low_rank = LowRank::new(1, &[0.0; WIDTH], vec![0.0; WIDTH]).unwrap();
+    low_rank.magnitude = Some(Magnitude { factors: vec![1.0; WIDTH], bias: None });
+    let mut adapter = Adapter::default();
+    adapter.embedding = Some(EmbeddingDelta::default());
+    assert!(adapter.insert(0, LinearDelta::LowRank(low_rank)));
+    let adapter = Arc::new(backend.load_adapter(adapter).unwrap());
+    let step = StepMetadata { adapters: vec![AdapterRows { adapter, rows: vec![0] }], ..StepMetadata::default() };
+    backend.begin_step(&step);
+    let [mut x, mut residual] = [(); 2].map(|()| backend.alloc(1, WIDTH).unwrap());
+    for tensor in [&mut x, &mut residual] {
+        let table = EmbeddingTable::Loaded(&linear);
+        backend.embed(&EmbedArgs { table, token_ids: &[0], adapters: &step.adapters, scale: 1.0 }, tensor);
+    }
+    backend.linear_residual(ResidualArgs { x: &x, linear: &linear, post_norm: None, scale: 1.0, residual: &mut residual }, &step);
 }
 
 fn add_bias_and_sample(backend: &CudaBackend) {

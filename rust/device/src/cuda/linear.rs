@@ -225,6 +225,23 @@ impl CudaLinear {
     }
 }
 
+impl CudaLinear {
+    /// Copies rows of the weight to the host as floats, from `first` on as many as `out` has, `[rows, in_features]`.
+    ///
+    /// # Panics
+    /// When the weight has not as many.
+    pub fn read_rows(&self, driver: &Arc<dyn Driver>, first: usize, out: &mut [f32]) -> Result<(), CudaError> {
+        let count = out.len() / self.in_features;
+        assert!(first + count <= self.out_features && out.len() == count * self.in_features, "rows of the weight");
+        let ids: Vec<u32> = (first as u32..).take(count).collect();
+        let ids = DeviceMemory::of(driver, &ids)?;
+        let rows = DeviceMemory::new(driver, size_of_val(out))?;
+        // SAFETY: the ids are below `out_features`; both lists were just made.
+        unsafe { self.embed(driver, ids.at(), count, rows.at(), 1.0)? };
+        rows.download(0, out)
+    }
+}
+
 fn unsupported(name: &str, dtype: DType) -> DeviceError {
     let formats = Kernel::all().keys().filter_map(|kernel| kernel.strip_prefix("embed_"));
     let supported = formats.map(str::to_uppercase).collect::<Vec<_>>().join(", ");

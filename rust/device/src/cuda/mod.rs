@@ -27,6 +27,7 @@ mod latent;
 mod launchers;
 pub mod libraries;
 mod linear;
+mod lora;
 mod memory;
 mod nvidia;
 pub mod packed;
@@ -43,6 +44,7 @@ mod swap;
 #[cfg(test)]
 mod tests;
 pub mod timing;
+mod turns;
 
 pub use backend::{CudaBackend, CudaOptions};
 pub use driver::{Driver, Launch, MATMUL_WORKSPACE, Matmul};

@@ -22,6 +22,7 @@ use super::{
     kernels::Kernel,
     ring::{CopyStream, UploadRing},
     slabs::{Given, MAX_PIECE, SLAB_BYTES, Slabs},
+    turns::Turns,
 };
 
 /// Dynamic shared memory beyond this is asked for by an attribute of the function.
@@ -126,6 +127,8 @@ pub struct NvidiaDriver {
     upload_marks: [sys::CUevent; UploadRing::SEGMENTS],
     downloads: Mutex<Option<HostPtr>>,
     recorded: Mutex<Recorded>,
+    /// Of those that ask something of `stream`.
+    turns: Turns,
     slabs: Mutex<Slabs>,
     /// Of copies beside the steps.
     copies: sys::CUstream,
@@ -189,6 +192,7 @@ impl NvidiaDriver {
                 upload_marks,
                 downloads: Mutex::default(),
                 recorded: Mutex::default(),
+                turns: Turns::default(),
                 slabs: Mutex::default(),
                 copies: stream()?,
                 steps_done: event()?,
@@ -315,6 +319,7 @@ impl Driver for NvidiaDriver {
             Given::Slab(slab) => slab,
             Given::Stranger => at,
         };
+        let _asking = self.turns.ask();
         // What a lost device refuses is gone with it.
         let _ = self.finish_steps("freeing memory").and_then(|()| self.finish_copies());
         // SAFETY: it came from `allocated`, and what was asked for before is done.
@@ -322,11 +327,13 @@ impl Driver for NvidiaDriver {
     }
 
     fn zero(&self, at: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        let _asking = self.turns.ask();
         // SAFETY: the range was allocated.
         self.call("zeroing memory", || unsafe { result::memset_d8_async(at, 0, bytes, self.stream) })
     }
 
     fn upload(&self, to: DevicePtr, from: &[u8]) -> Result<(), CudaError> {
+        let _asking = self.turns.ask();
         let mut uploads = self.uploads.lock().unwrap_or_else(PoisonError::into_inner);
         let ring = match &mut *uploads {
             Some(ring) => ring,
@@ -338,6 +345,7 @@ impl Driver for NvidiaDriver {
     }
 
     fn download(&self, to: &mut [u8], from: DevicePtr) -> Result<(), CudaError> {
+        let _asking = self.turns.ask();
         let mut downloads = self.downloads.lock().unwrap_or_else(PoisonError::into_inner);
         let staging = match *downloads {
             Some(staging) => staging,
@@ -357,6 +365,7 @@ impl Driver for NvidiaDriver {
     }
 
     fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        let _asking = self.turns.ask();
         // SAFETY: both ranges were allocated.
         self.call("copying on the GPU", || unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) })
     }
@@ -380,6 +389,7 @@ impl Driver for NvidiaDriver {
     }
 
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError> {
+        let _asking = self.turns.ask();
         let Function { handle, waits } = self.function(launch.kernel)?;
         let [x, y, z] = launch.grid;
         let mut params = [launch.args.as_ptr().cast_mut().cast::<c_void>()];
@@ -407,16 +417,20 @@ impl Driver for NvidiaDriver {
     }
 
     fn begin_recording(&self) -> Result<(), CudaError> {
+        self.turns.begin_recording();
         // Kernels that are first needed may be loaded meanwhile.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives as long as this.
-        self.call("recording a step", || unsafe { result::stream::begin_capture(self.stream, mode) })
+        let begun = self.call("recording a step", || unsafe { result::stream::begin_capture(self.stream, mode) });
+        begun.inspect_err(|_| self.turns.end_recording())
     }
 
     fn end_recording(&self) -> Result<u64, CudaError> {
         let what = "recording a step";
         // SAFETY: the stream lives as long as this.
-        let graph = self.call(what, || unsafe { result::stream::end_capture(self.stream) })?;
+        let graph = self.call(what, || unsafe { result::stream::end_capture(self.stream) });
+        self.turns.end_recording();
+        let graph = graph?;
         if graph.is_null() {
             return Err(CudaError::Driver { what: what.into(), code: "that the recording is no good".into() });
         }
@@ -451,6 +465,7 @@ impl Driver for NvidiaDriver {
     }
 
     unsafe fn matmul(&self, matmul: &Matmul) -> Result<(), CudaError> {
+        let _asking = self.turns.ask();
         let products = self.products.as_ref().map_err(Clone::clone)?;
         // SAFETY: the caller's promise; the context is current.
         self.call("multiplying", || Ok(unsafe { products.matmul(matmul, self.stream.cast()) }))?

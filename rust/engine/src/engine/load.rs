@@ -294,7 +294,8 @@ pub fn load_with_backend(
         config.adapters.clone().map(|options| Registry::new(options, Arc::clone(runner.sites()))).transpose()?.map(Arc::new);
     if !backend.memory()?.is_host {
         // Of what is really left.
-        plan = planned(plan.devices[0].weights + runner.activation_bytes())?;
+        let of_adapters = adapters.as_ref().map_or(0, |adapters| adapters.status().bytes);
+        plan = planned(plan.devices[0].weights + runner.activation_bytes() + of_adapters)?;
     }
     plan_workspaces(
         planned_model(&files, draft.as_ref(), tokenizer_bytes, config.vision.as_ref(), adapter_bytes),

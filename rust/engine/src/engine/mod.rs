@@ -268,6 +268,12 @@ impl Engine {
     /// written.
     fn available_bytes(&self) -> Result<u64, EngineError> {
         let stats = self.kv_cache_stats()?;
+        let memory = self.shared.backend.upgrade().map(|backend| backend.memory()).transpose()?;
+        if let Some(card) = memory.filter(|memory| !memory.is_host) {
+            // The pool is there; buffers of the kernels grow to what was planned as they are first needed.
+            let plan = &self.shared.loaded().plan.devices[0];
+            return Ok(card.available_bytes.saturating_sub(plan.workspaces + plan.graphs));
+        }
         let untouched = (stats.blocks_free.saturating_sub(stats.blocks_cached) as u64).saturating_mul(self.shared.block_bytes);
         Ok(device::host_memory().available_bytes.saturating_sub(untouched))
     }

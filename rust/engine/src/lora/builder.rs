@@ -1,13 +1,13 @@
 //! From the tensors of an adapter's files to what is done to a model's layers.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use device::{
     Adapter, DType, EmbeddingDelta, LinearDelta, LinearOptions, LowRank, Magnitude, Precision, WeightView, mmap::Bytes,
 };
 
 use super::sites::{Site, SitePart, Sites};
-use crate::EngineError;
+use crate::{EngineError, model::config::FfnConfig};
 
 /// A tensor of an adapter's files, as floats.
 #[derive(Clone, Debug, Default)]
@@ -70,12 +70,12 @@ impl<'a> AdapterBuilder<'a> {
         Self { sites, max_rank, adapter: Adapter::default(), rank: 0 }
     }
 
-    /// The adapter, and its largest rank.
+    /// The adapter, where the device has it, and its largest rank.
     pub(super) fn finish(self) -> Result<(Adapter, usize), EngineError> {
         if self.adapter.bytes() == 0 {
             return Err(invalid("it has no weights".into()));
         }
-        Ok((self.adapter, self.rank))
+        Ok((self.sites.backend.load_adapter(self.adapter)?, self.rank))
     }
 
     /// Adds a product to the rows of a module.
@@ -115,11 +115,17 @@ impl<'a> AdapterBuilder<'a> {
             let message = format!("`{name}` has {} values beside its product, and {out_features} rows", floats.values.len());
             return Err(invalid(message));
         }
+        if b_bias.is_some() {
+            self.check_bias(name, site)?;
+        }
         let source = |row| part.rows.start + if is_hugging_face { sites.source_row(site, row) } else { row };
-        let factors = magnitude.map(|magnitude| {
-            let norms = row_norms(sites, site, &|row, k| scale * b.values[source(row) * rank + k], a, rank);
-            norms.iter().enumerate().map(|(row, norm)| magnitude.values[source(row)] / norm).collect::<Vec<_>>()
-        });
+        let factors = match magnitude {
+            Some(magnitude) => {
+                let norms = row_norms(sites, site, &|row, k| scale * b.values[source(row) * rank + k], a, rank)?;
+                Some(norms.iter().enumerate().map(|(row, norm)| magnitude.values[source(row)] / norm).collect::<Vec<_>>())
+            }
+            None => None,
+        };
         if factors.iter().flatten().any(|factor| !factor.is_finite()) {
             return Err(invalid(format!("`{name}` has a magnitude for a row of the weight that is zero")));
         }
@@ -138,6 +144,17 @@ impl<'a> AdapterBuilder<'a> {
         });
         low_rank.magnitude = factors.map(|factors| Magnitude { factors, bias: self.own_bias(site) });
         Ok(low_rank)
+    }
+
+    /// Whether a bias can be added to a layer.
+    fn check_bias(&self, name: &str, site: &Site) -> Result<(), EngineError> {
+        let layer = site.matrix.id.layer.and_then(|layer| self.sites.config.layers.get(layer));
+        let scales_input = layer.is_some_and(|layer| matches!(&layer.ffn, FfnConfig::Experts(experts) if experts.scales_input));
+        // A GPU multiplies what comes out by the weight of the expert, which is the same without biases.
+        if site.matrix.expert.is_none() || !scales_input || self.sites.backend.memory()?.is_host {
+            return Ok(());
+        }
+        Err(invalid(format!("`{name}` has a bias for an expert whose input is scaled, which only device=\"cpu\" computes")))
     }
 
     /// What biases of a layer are multiplied by: those of the matrix of logits as its input is.
@@ -179,6 +196,9 @@ impl<'a> AdapterBuilder<'a> {
                 Some(bias) => return Err(invalid(format!("the bias of `{name}` has {} values", bias.values.len()))),
                 None => self.own_bias(site),
             };
+            if bias.is_some() {
+                self.check_bias(name, site)?;
+            }
             let precision = if site.matrix.is_exact { Precision::Exact } else { self.sites.precision };
             let options = LinearOptions { name: name.to_owned(), precision, bias };
             let linear = self.sites.backend.load_linear(&view(num_rows, cols, &values)?, &options)?;
@@ -218,19 +238,32 @@ pub(super) fn view(rows: usize, cols: usize, values: &[f32]) -> Result<WeightVie
     Ok(WeightView::new(DType::F32, rows, cols, Bytes::from_vec(bytes))?)
 }
 
+/// Rows of a weight whose norms are computed at once.
+const NORMED_ROWS: usize = 256;
+
 /// The norm of each row of a weight with its product of low rank, `weight[row] + sum over k of b(row, k) * a[k]`.
-fn row_norms(sites: &Sites, site: &Site, b: &(dyn Fn(usize, usize) -> f32 + Sync), a: &Floats, rank: usize) -> Vec<f32> {
+fn row_norms(
+    sites: &Sites,
+    site: &Site,
+    b: &(dyn Fn(usize, usize) -> f32 + Sync),
+    a: &Floats,
+    rank: usize,
+) -> Result<Vec<f32>, EngineError> {
     let [rows, cols] = site.matrix.shape;
-    let norms = Mutex::new(vec![0.0; rows]);
-    sites.backend.for_each(rows, &|row| {
-        let mut values = vec![0.0; cols];
-        sites.backend.read_row(&site.linear, row, &mut values);
-        for k in 0..rank {
-            let b = b(row, k);
-            values.iter_mut().zip(a.row(k, cols)).for_each(|(value, a)| *value += b * a);
-        }
-        let norm = values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-        norms.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[row] = norm as f32;
-    });
-    norms.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+    let mut norms = vec![0.0; rows];
+    let mut values = vec![0.0; NORMED_ROWS.min(rows) * cols];
+    for (chunk, first) in norms.chunks_mut(NORMED_ROWS).zip((0..).step_by(NORMED_ROWS)) {
+        let values = &mut values[..chunk.len() * cols];
+        sites.backend.read_rows(&site.linear, first, values)?;
+        let lines: Vec<_> = values.chunks_exact_mut(cols).zip(chunk).map(Mutex::new).collect();
+        sites.backend.for_each(lines.len(), &|line| {
+            let (values, norm) = &mut *lines[line].lock().unwrap_or_else(PoisonError::into_inner);
+            for k in 0..rank {
+                let b = b(first + line, k);
+                values.iter_mut().zip(a.row(k, cols)).for_each(|(value, a)| *value += b * a);
+            }
+            **norm = values.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32;
+        });
+    }
+    Ok(norms)
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use device::mmap::Bytes;
+use device::{EmbeddingProduct, mmap::Bytes};
 
 use super::{
     builder::{AdapterBuilder, Floats, Product, invalid},
@@ -127,6 +127,6 @@ fn add_embedding(builder: &mut AdapterBuilder<'_>, name: &str, a: &Floats, b: &F
         return Err(invalid(format!("`{name}` has factors of shapes {:?} and {:?}", a.shape, b.shape)));
     }
     let of_hidden = (0..rank).flat_map(|k| (0..hidden).map(move |row| b.values[row * rank + k] * scale)).collect();
-    builder.embedding().low_rank = Some((a.values.clone(), of_hidden));
+    builder.embedding().low_rank = Some(EmbeddingProduct { rank, a: a.values.clone(), b: of_hidden });
     Ok(())
 }

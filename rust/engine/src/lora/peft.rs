@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use device::mmap::Bytes;
+use device::{EmbeddingProduct, mmap::Bytes};
 use regex::RegexBuilder;
 use safetensors::SafeTensors;
 use serde_json::{Map, Value};
@@ -327,15 +327,15 @@ fn check_base(builder: &AdapterBuilder<'_>, name: &str, parts: &[SitePart], base
     for part in parts {
         let site = &builder.sites.list[part.site];
         let mut row = vec![0.0; site.matrix.shape[1]];
-        let is_same = (rows, cols) == (part.num_rows, row.len()) && {
-            // A few rows tell one model from another.
-            (0..part.rows.len()).step_by(part.rows.len() / 16 + 1).all(|n| {
-                builder.sites.backend.read_row(&site.linear, n, &mut row);
-                near(&row, &base.values[(part.rows.start + n) * cols..][..cols])
-            })
-        };
-        if !is_same {
+        if (rows, cols) != (part.num_rows, row.len()) {
             return Err(other_base(name));
+        }
+        // A few rows tell one model from another.
+        for n in (0..part.rows.len()).step_by(part.rows.len() / 16 + 1) {
+            builder.sites.backend.read_rows(&site.linear, n, &mut row)?;
+            if !near(&row, &base.values[(part.rows.start + n) * cols..][..cols]) {
+                return Err(other_base(name));
+            }
         }
     }
     Ok(())
@@ -411,8 +411,8 @@ fn add_embedding(
             let transposed = |values: &[f32], rows: usize, cols: usize, scale: f32| -> Vec<f32> {
                 (0..cols).flat_map(|c| (0..rows).map(move |r| values[r * cols + c] * scale)).collect()
             };
-            let of_tokens = transposed(&a.values, rank, vocab_size, 1.0);
-            builder.embedding().low_rank = Some((of_tokens, transposed(&b.values, hidden, rank, scale)));
+            let (a, b) = (transposed(&a.values, rank, vocab_size, 1.0), transposed(&b.values, hidden, rank, scale));
+            builder.embedding().low_rank = Some(EmbeddingProduct { rank, a, b });
         }
         _ => return Err(invalid(format!("`{name}` has one of two factors"))),
     }

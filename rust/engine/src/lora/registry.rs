@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use device::{Adapter, mmap::Bytes};
+use device::{Adapter, DeviceError, cuda::CudaError, mmap::Bytes};
 
 use super::{AdapterBuilder, AdapterChoice, AdapterOptions, Sites, gguf, peft};
 use crate::{EngineError, json::read_bounded};
@@ -297,6 +297,9 @@ fn check_alias(state: &State, options: &AdapterOptions, alias: &str, how: &LoadA
 fn named(source: &Path, why: EngineError) -> EngineError {
     match why {
         EngineError::Adapter { code, message } => error(code, format!("{}: {message}", source.display())),
+        EngineError::Device(DeviceError::Cuda(why @ CudaError::OutOfMemory { .. })) => {
+            error("lora_byte_limit_exceeded", format!("{}: {why}", source.display()))
+        }
         EngineError::Load(why) => error("invalid_lora_adapter", why),
         why => error("invalid_lora_adapter", format!("{}: {why}", source.display())),
     }

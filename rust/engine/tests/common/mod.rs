@@ -2,6 +2,7 @@
 
 #![allow(dead_code, missing_docs)]
 
+pub mod lora;
 pub mod serving;
 
 use std::{path::PathBuf, sync::Arc};
