@@ -3,19 +3,17 @@
     python3 benches/kernel_lab.py gemm_q4_k_r8 --rows 1 --shape 14336,4096
     cp -r kernels /tmp/edited; edit /tmp/edited/gemm.cu
     python3 benches/kernel_lab.py gemm_q4_k_r8 --kernels kernels /tmp/edited
-    python3 benches/kernel_lab.py tiled_gemm_q4_k --rows 128 256 --shape 4096,14336 --parts 0 1 4
     python3 benches/kernel_lab.py attention_bf16_d128 --requests 32,4096 1,512 --part-keys 128 256
 
-Kernels are gemm_* and tiled_gemm_* of packed formats, gemv_* of floats, and attention_* of f16, bf16 and i8. Several folders are
-timed in turns, and the table has the medians. Needs PyTorch, the driver, and nvcc on the PATH or in CUDA_HOME; a folder with
-NAME.cubin, such as gemm.cubin, compiled with -DKERNEL_LAB needs no nvcc.
+Kernels are gemm_* of packed formats, gemv_* of floats, and attention_* of f16, bf16 and i8. Several folders are timed in turns,
+and the table has the medians. Needs PyTorch, the driver, and nvcc on the PATH or in CUDA_HOME; a folder with NAME.cubin, such as
+gemm.cubin, compiled with -DKERNEL_LAB needs no nvcc.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import itertools
 import re
 import statistics
 import struct
@@ -46,8 +44,6 @@ STAGE_COLUMNS = {"q8_0": 128}
 BLOCK_BYTES = {"q4_0": 1152, "q4_1": 1280, "q8_0": 2176, "q4_k": 1152, "q5_k": 1408, "q6_k": 1664}
 SUPER_BYTES = {"q4_k": 256, "q5_k": 256, "q6_k": 128}
 """Of packed.cuh: 64 features x 32 columns, and behind a stage."""
-TILE_ROWS, TILE_FEATURES, TILE_COLUMNS, MIN_TILE_STAGES = 128, 128, 64, 16
-"""Of tiled_gemm_*."""
 NO_TARGET = struct.pack("<3Q4I", 0, 0, 0, 0, 0, 0xFFFFFFFF, 0)
 """Of the three that a launch of gemv_* or gemm_* multiplies by."""
 PART_KEYS, MAX_PARTS, KEY_TILE = 512, 64, 64
@@ -187,19 +183,10 @@ def cut(out_features: int, in_features: int, stage_columns: int) -> tuple[int, i
     return part_stages, -(-stages // part_stages)
 
 
-def cut_tiles(rows: int, out_features: int, in_features: int, num_parts: int) -> tuple[int, int]:
-    """Stages of a part, and CTAs; 0 parts: as many as rust/device/src/cuda/tiled.rs makes."""
-    tiles, stages = -(-rows // TILE_ROWS) * -(-out_features // TILE_FEATURES), -(-in_features // TILE_COLUMNS)
-    num_parts = num_parts or max(1, min(MAX_PIECES // tiles, stages // MIN_TILE_STAGES))
-    part_stages = -(-stages // num_parts)
-    return part_stages, tiles * -(-stages // part_stages)
-
-
-def try_gemm(lab: Lab, name: str, rows: int, shape: tuple[int, int], num_parts: int) -> None:
+def try_gemm(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
     """Random bytes are a packed weight; what it means, `packed_dequantize_*` says."""
     torch, (out_features, in_features) = lab.torch, shape
-    is_tiled = name.startswith("tiled_")
-    form, capacity = (name.removeprefix("tiled_gemm_"), "128") if is_tiled else name.removeprefix("gemm_").rsplit("_r", 1)
+    form, capacity = name.removeprefix("gemm_").rsplit("_r", 1)
     if form not in BLOCK_BYTES:
         raise LabError(f"{name}: of gemm_*, only {', '.join(BLOCK_BYTES)} can be tried here")
     stage_columns = STAGE_COLUMNS.get(form, 256)
@@ -214,16 +201,12 @@ def try_gemm(lab: Lab, name: str, rows: int, shape: tuple[int, int], num_parts: 
     given = x if int(capacity) == 8 else x.to(torch.bfloat16)
     out = torch.empty(rows, out_features, device="cuda")
     part_stages, pieces = cut(out_features, in_features, stage_columns)
-    part_features = 2 * PANEL_FEATURES
-    if is_tiled:
-        part_stages, pieces = cut_tiles(rows, out_features, in_features, num_parts)
-        part_features = TILE_FEATURES
-    sums = torch.empty(pieces * part_features * int(capacity), device="cuda")
-    arrivals = torch.zeros(pieces, dtype=torch.int32, device="cuda")
+    sums = torch.empty(MAX_PIECES * 2 * PANEL_FEATURES * int(capacity), device="cuda")
+    arrivals = torch.zeros(MAX_PIECES, dtype=torch.int32, device="cuda")
     plain = torch.empty(panels * 64, in_features, device="cuda")
     unpack = Module(lab.driver, compiled(lab.folders[0], "unpack", lab.target)).kernel(f"packed_dequantize_{form}")
-    args = struct.pack("<QQQ4I", weights.data_ptr(), plain.data_ptr(), panel_bytes, panels * 64, in_features, 0, 0)
-    unpack((-(-panels * blocks // 4), 1), args, torch.cuda.current_stream().cuda_stream)
+    args = struct.pack("<QQQ2I", weights.data_ptr(), plain.data_ptr(), panel_bytes, in_features, 0)
+    unpack((-(-blocks // 4), panels), args, torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
     want = x.to(torch.bfloat16).double() @ plain[:out_features].double().T
 
@@ -237,10 +220,9 @@ def try_gemm(lab: Lab, name: str, rows: int, shape: tuple[int, int], num_parts: 
 
         return run
 
-    runs = [runner(kernel) for kernel in lab.kernels("tiled_gemm" if is_tiled else "gemm", name)]
+    runs = [runner(kernel) for kernel in lab.kernels("gemm", name)]
     moved = out_features * in_features // 32 * BLOCK_BYTES[form] / 64 + 4.0 * rows * (in_features + out_features)
-    what = f"{name} {rows} x {out_features} x {in_features}, {pieces} CTAs"
-    lab.report(what, runs, turns, moved, lambda: lab.difference(out, want))
+    lab.report(f"{name} {rows} x {out_features} x {in_features}", runs, turns, moved, lambda: lab.difference(out, want))
 
 
 def try_gemv(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
@@ -389,8 +371,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernel", help="its name, such as gemm_q4_k_r8")
     parser.add_argument("--kernels", type=Path, nargs="+", default=[HERE.parent / "kernels"], help="folders of sources or cubins")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1], help="of products")
-    parser.add_argument("--parts", type=int, nargs="+", default=[0], help="of the columns of tiled_gemm_* (0: as the package)")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1], help="of gemm_* and gemv_*")
     parser.add_argument("--shape", type=pair, default=(14336, 4096), metavar="OUT,IN", help="of the weight (14336,4096)")
     sizes = parser.add_argument("--requests", type=pair, nargs="+", default=[(32, 4096)], metavar="BATCH,CONTEXT")
     sizes.help = "of attention_*: how many, and tokens that each sees (32,4096)"
@@ -410,14 +391,11 @@ def main() -> None:
     try:
         if name.startswith("attention_"):
             try_attention(lab, name, options)
-        elif name.startswith("gemv_"):
+        elif name.startswith(("gemm_", "gemv_")):
             for rows in options.rows:
-                try_gemv(lab, name, rows, options.shape)
-        elif name.startswith(("gemm_", "tiled_gemm_")):
-            for rows, parts in itertools.product(options.rows, options.parts):
-                try_gemm(lab, name, rows, options.shape, parts)
+                (try_gemm if name.startswith("gemm_") else try_gemv)(lab, name, rows, options.shape)
         else:
-            raise LabError(f"{name} cannot be tried here: gemm_*, tiled_gemm_*, gemv_* and attention_* can")
+            raise LabError(f"{name} cannot be tried here: gemm_*, gemv_* and attention_* can")
     except (LabError, CompileError) as error:
         parser.exit(1, f"{error}\n")
 

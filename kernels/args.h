@@ -323,10 +323,10 @@ struct AddExpertsArgs {
 
 // packed_dequantize_*: rows of a packed weight, from a multiple of 64 on, as floats.
 struct PackedDequantizeArgs {
-    const uint8_t* w; // [ceil(num_rows / 64), panel_bytes] bytes
-    void* out;        // [num_rows, cols] of out_type
+    const uint8_t* w; // [gridDim.y, panel_bytes] bytes
+    void* out;        // [64 gridDim.y, cols] of out_type
     uint64_t panel_bytes;
-    uint32_t num_rows, cols, out_type, reserved;
+    uint32_t cols, out_type;
 };
 
 // packed_embed_*: out[i] = table[token_ids[i]] * scale, of a packed table.
@@ -358,20 +358,58 @@ struct SampleRow {
     const uint32_t* mask; // [ceil(vocab_size / 32)] a bit a token, 1 for those that may come; null: all of them
 };
 
-// sample: a token of each row, and its log probability by the softmax of the logits as they are.
+// Rows of a launch of sample* at most.
+constexpr unsigned MAX_SAMPLE_ROWS = 64;
+// Tokens of a part of a row, a CTA each, and parts of a row at most.
+constexpr unsigned SAMPLE_PART = 4096, SAMPLE_MAX_PARTS = 512;
+// Buckets of logits, and tokens that a part lists of the bucket that top-k or top-p end in.
+constexpr unsigned SAMPLE_BUCKETS = 1024, SAMPLE_LISTED = 128;
+
+// What a CTA has found in a part: the likeliest tokens of sample, the rest of sample_draw.
+struct SamplePart {
+    unsigned long long best, best_allowed;
+    unsigned long long weight; // that is kept
+    float sum, smallest;
+    uint32_t num_listed, reserved;
+};
+
+// What the kernels of a row tell each other.
+struct SampleState {
+    unsigned long long weight_left; // of top-p in the bucket, and of top-k
+    uint32_t count_left;
+    uint32_t bucket;                // that top-k or top-p end in; 0xffffffff: all are kept
+    float largest;                  // logit of a token that may come
+    float buckets_a_logit, normalizer;
+    uint32_t is_drawn;              // 0: no token may come
+};
+
+struct SampleBucket {
+    unsigned long long weight;
+    uint32_t count, reserved;
+};
+
+// sample, and for rows with a temperature sample_draw after it, with sample_cut between them where there is top-k or top-p: a
+// token of each row, and its log probability by the softmax of the logits as they are.
 struct SampleArgs {
-    const float* logits; // [num_rows, stride]
-    const SampleRow* rows;
-    uint32_t* token_ids; // [num_rows]; 0xffffffff where a logit is not finite, or no token may come
-    float* logprobs;     // [num_rows]
+    const float* logits;   // [num_rows, stride]
+    uint32_t* token_ids;   // [num_rows]; 0xffffffff where a logit is not finite, or no token may come
+    float* logprobs;       // [num_rows]
+    float* normalizers;    // [num_rows], the log of the sum of e^logit
+    SamplePart* parts;     // [num_rows, gridDim.x]
+    SampleState* states;   // [num_rows]
+    SampleBucket* buckets; // [num_rows, SAMPLE_BUCKETS], zeros before and after; sample_cut alone needs it
+    unsigned long long* lists; // [num_rows, gridDim.x, SAMPLE_LISTED], for rows of sample_cut
+    uint32_t* arrivals;    // [num_rows], zeros before and after
     uint32_t num_rows, vocab_size, stride, reserved;
+    SampleRow rows[MAX_SAMPLE_ROWS];
 };
 
 // top_logprobs: the likeliest tokens of each row, likeliest first, of equal ones the lowest id first.
 struct TopLogprobsArgs {
-    const float* logits; // [num_rows, stride]
-    uint32_t* token_ids; // [num_rows, num_top]
-    float* logprobs;     // [num_rows, num_top]
+    const float* logits;      // [num_rows, stride]
+    const float* normalizers; // [num_rows], of sample
+    uint32_t* token_ids;      // [num_rows, num_top]
+    float* logprobs;          // [num_rows, num_top]
     uint32_t num_rows, vocab_size, stride, num_top;
 };
 

@@ -176,9 +176,10 @@ MULTIPLY_TILES(bf16, "bf16")
 #undef MULTIPLY_TILES
 
 // A value that another CTA wrote before it fenced, past the L1 cache.
-__device__ __forceinline__ uint32_t load_of_other_cta(const uint32_t* at) { return __ldcg(at); }
-__device__ __forceinline__ float2 load_of_other_cta(const float2* at) { return __ldcg(at); }
-__device__ __forceinline__ float4 load_of_other_cta(const float4* at) { return __ldcg(at); }
+template <class T>
+__device__ __forceinline__ T load_of_other_cta(const T* at) {
+    return __ldcg(at);
+}
 #endif
 
 // What several kernels need.

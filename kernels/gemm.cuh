@@ -177,22 +177,17 @@ struct SumPlace {
         : feature(i / (4 * ROW_TILES) * 16 + i / 2 % 2 * 8 + lane / 4), row(i / 4 % ROW_TILES * 8 + lane % 4 * 2 + i % 2) {}
 };
 
-// The sum of a feature and of a row of the job.
-template <class Job>
-__device__ __forceinline__ void store_sum(const Job& job, unsigned feature, unsigned row, float sum) {
-    const auto& args = job.args;
-    const auto& target = job.target;
-    if (row >= args.num_rows || feature >= target.out_features) return;
-    if (target.bias) sum += target.bias[feature];
-    float* out = target.out + size_t(job.out_row(row)) * target.out_stride + feature;
-    // Of all kernels alike, whether or not the compiler would contract it.
-    *out = args.accumulate ? fmaf(sum, args.scale, *out) : sum * args.scale;
-}
-
 template <int ROW_TILES, class Job>
 __device__ __forceinline__ void store(const Job& job, unsigned panel, unsigned i, unsigned lane, float sum) {
+    const auto& args = job.args;
+    const auto& target = job.target;
     const SumPlace<ROW_TILES> place(i, lane);
-    store_sum(job, panel * packed::FEATURES + place.feature, place.row, sum);
+    const unsigned feature = panel * packed::FEATURES + place.feature;
+    if (place.row >= args.num_rows || feature >= target.out_features) return;
+    if (target.bias) sum += target.bias[feature];
+    float* out = target.out + size_t(job.out_row(place.row)) * target.out_stride + feature;
+    // Of all kernels alike, whether or not the compiler would contract it.
+    *out = args.accumulate ? fmaf(sum, args.scale, *out) : sum * args.scale;
 }
 
 // What a CTA sums: a range of the stages of all panels of a target, one after the other.

@@ -63,43 +63,29 @@ using MXFP4 = Format<4, Scaling::SCALE, true>;
 
 __device__ __forceinline__ uint4 load16(const unsigned char* at) { return *reinterpret_cast<const uint4*>(at); }
 
-// 1, 2, or 4 words, as one.
-template <int COUNT>
-__device__ __forceinline__ void load_words(uint32_t (&into)[COUNT], const uint32_t* at) {
-    if constexpr (COUNT == 4) {
-        const uint4 x = *reinterpret_cast<const uint4*>(at);
-        into[0] = x.x, into[1] = x.y, into[2] = x.z, into[3] = x.w;
-    } else if constexpr (COUNT == 2) {
-        const uint2 x = *reinterpret_cast<const uint2*>(at);
-        into[0] = x.x, into[1] = x.y;
-    } else {
-        into[0] = *at;
-    }
-}
-
 // Bits from FIRST on moved to bit 4.
 __device__ __forceinline__ uint32_t to_bit_4(uint32_t x, int first) { return first >= 4 ? x >> (first - 4) : x << (4 - first); }
 
-// A lane's codes of a block, or of two of its tiles.
-template <class Format, int NUM_TILES = int(TILES)>
+// A lane's codes of a block.
+template <class Format>
 struct LaneCodes {
-    static constexpr int TILE_WORDS = Format::BITS == 8 ? 4 : 2;
-    static constexpr int LOW_WORDS = NUM_TILES * TILE_WORDS;
-    static constexpr int HIGH_WORDS = Format::BITS == 6 ? NUM_TILES : NUM_TILES / 2;
+    static constexpr int LOW_WORDS = Format::BITS == 8 ? 16 : 8;
+    static constexpr int HIGH_WORDS = Format::BITS == 6 ? 4 : Format::BITS == 5 ? 2 : 1;
     uint32_t low[LOW_WORDS], high[HIGH_WORDS];
 
-    // From `first_tile` on, which is even; places are counted from it.
-    __device__ __forceinline__ LaneCodes(const unsigned char* block, unsigned lane, unsigned first_tile = 0) {
+    __device__ __forceinline__ LaneCodes(const unsigned char* block, unsigned lane) {
 #pragma unroll
         for (int i = 0; i < LOW_WORDS; i += 4) {
-            const uint4 x = load16(block + first_tile * (TILE_WORDS * 128) + i * 128 + lane * 16);
+            const uint4 x = load16(block + i * 128 + lane * 16);
             low[i] = x.x, low[i + 1] = x.y, low[i + 2] = x.z, low[i + 3] = x.w;
         }
-        const uint32_t* behind = reinterpret_cast<const uint32_t*>(block + Format::LOW_BYTES);
+        const unsigned char* behind = block + Format::LOW_BYTES;
         if constexpr (Format::BITS == 5) {
-            load_words(high, behind + lane * 2 + first_tile / 2);
+            const uint2 x = *reinterpret_cast<const uint2*>(behind + lane * 8);
+            high[0] = x.x, high[1] = x.y;
         } else if constexpr (Format::BITS == 6) {
-            load_words(high, behind + lane * 4 + first_tile);
+            const uint4 x = load16(behind + lane * 16);
+            high[0] = x.x, high[1] = x.y, high[2] = x.z, high[3] = x.w;
         }
     }
 

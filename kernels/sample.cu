@@ -1,6 +1,6 @@
 // From rows of logits to tokens and log probabilities, without sorting.
 //
-//   logits [num_rows, stride] f32        CTA: a row; all threads go through its vocabulary a few times, from L2
+//   logits [num_rows, stride] f32        CTA (p, row): the tokens 4096 p .. 4096 p + 4096 of a row, 8 a thread, in registers
 //
 // Weights p = e^((logit - largest) / temperature) become integers, p * 2^40, whose sums do not depend on their order. What top-k,
 // top-p and min-p keep are the likeliest tokens down to some rank, of equal logits the lowest ids:
@@ -9,301 +9,492 @@
 //
 // Tokens that a row's mask forbids have no weight and no rank in any of this. Log probabilities are those of all logits.
 //
-// The rank is found by three passes of a radix select: histograms of counts and weights over the upper 11, then 11, then 10 bits
-// of a key that orders as the logits do. The kept tokens are drawn from in the order of their ids: the first whose running sum
-// passes uniform * sum.
+//   sample        the likeliest token, and the sum of exponentials: all that a row without a temperature needs
+//   sample_cut    where top-k or top-p end: counts and weights of all tokens by buckets of equal widths below the largest logit
+//   sample_draw   the weights of what is kept in each part, and of the bucket that the cut goes through a list of its tokens.
+//                 The first token in the order of ids whose running sum passes uniform * sum is drawn
 //
-// Bytes: 4 vocab_size a pass, from L2 after the first: 3 passes for the likeliest token, 1 more with a mask,
-// 5 more to draw, 3 more with top-k or top-p.
-#include "cuda.cuh"
+// Of a row's CTAs the one that is the last to be done puts together what all have found; of the part that is drawn from it reads
+// the logits again. Parts depend on vocab_size alone, so a row has the same bits beside any others.
+//
+// Bytes: 4 vocab_size a kernel, from L2 after the first.
+#include "sample.cuh"
 
 namespace {
 
-constexpr unsigned THREADS = 512;
-constexpr unsigned WARPS = THREADS / 32;
-constexpr unsigned BUCKETS = 2048;
-constexpr float WEIGHT_ONE = 1099511627776.0f;  // 2^40
-constexpr uint32_t NO_TOKEN = 0xffffffffu;
+constexpr unsigned SEGMENTS = CHUNKS * WARPS;  // Of a part: 128 tokens that follow each other, a warp's of a chunk.
+static_assert(SEGMENTS == 32, "one a lane");
+constexpr unsigned MAX_LISTED = 2048;
 
-using Wide = unsigned long long;
+struct LikeliestShared {
+    Wide best[WARPS], allowed[WARPS];
+    float smallest[WARPS], sums[WARPS];
+    uint32_t arrived;
+};
 
-struct Shared {
-    // Sums of weights, in two halves.
-    uint32_t low_weights[BUCKETS], high_weights[BUCKETS];
-    uint32_t counts[BUCKETS];
-    Wide warp_weights[WARPS];
-    Wide warp_counts[WARPS];
-    Wide best[WARPS];
-    float sums[WARPS];
+struct CutShared {
+    Histogram histogram;
+    Rank ranks[WARPS];
+    uint32_t arrived;
+};
+
+struct DrawShared {
+    Histogram histogram;
+    Wide listed[MAX_LISTED];
+    // Of each part: the weights that are kept, and where the tokens begin that it has listed.
+    Wide part_weights[SAMPLE_MAX_PARTS];
+    uint32_t part_begins[SAMPLE_MAX_PARTS];
+    Rank ranks[WARPS];
+    Wide sums[WARPS];
+    Wide segments[SEGMENTS];
     // What the threads agree on.
-    Wide weight_before;
-    uint32_t count_before, bucket, found, token;
+    Rank before;
+    uint32_t bucket, in_bucket, part, num_listed, arrived;
 };
 
-// Adds to a sum in two halves. Shared memory adds 32 bits by itself, where 64 would be a loop of compare and swap, which is long
-// where many logits are nearly equal. Who makes the low half run over adds one to the high half, so the order changes nothing.
-__device__ __forceinline__ void add_weight(Shared& shared, uint32_t bucket, Wide weight) {
-    const uint32_t low = uint32_t(weight);
-    const uint32_t carry = atomicAdd(&shared.low_weights[bucket], low) > ~low;
-    const uint32_t high = uint32_t(weight >> 32) + carry;
-    if (high > 0) atomicAdd(&shared.high_weights[bucket], high);
-}
+// Whether a row is drawn, and whether top-k or top-p end somewhere.
+__device__ __forceinline__ bool is_drawn(const SampleRow& row) { return row.temperature > 0.0f; }
+__device__ __forceinline__ bool is_cut(const SampleRow& row) { return is_drawn(row) && (row.top_k > 0 || row.top_p < 1.0f); }
 
-__device__ __forceinline__ Wide weight_of(const Shared& shared, uint32_t bucket) {
-    return Wide(shared.high_weights[bucket]) << 32 | shared.low_weights[bucket];
-}
-
-// Orders as the floats do; both zeros are equal.
-__device__ __forceinline__ uint32_t order_key(float x) {
-    const uint32_t bits = __float_as_uint(x + 0.0f);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-// A token and its logit as one number: the greater, the likelier; of equal logits the lowest id is the greatest.
-__device__ __forceinline__ Wide candidate(float logit, uint32_t id) { return Wide(order_key(logit)) << 32 | uint32_t(~id); }
-__device__ __forceinline__ uint32_t candidate_id(Wide candidate) { return ~uint32_t(candidate); }
-
-__device__ Wide cta_max(Wide x, Wide* scratch) {
-    for (int with = 16; with > 0; with /= 2) {
-        const Wide other = __shfl_xor_sync(WHOLE_WARP, x, with);
-        x = other > x ? other : x;
-    }
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-    __syncthreads();
-    for (unsigned warp = 0; warp < WARPS; warp++) x = scratch[warp] > x ? scratch[warp] : x;
-    __syncthreads();
-    return x;
-}
-
-// The sum over the threads before this one; `total` becomes the sum over all.
-__device__ Wide cta_sum_before(Wide x, Wide* scratch, Wide& total) {
+// Puts a row together, in the first warp: from what its parts have found.
+__device__ void finish_likeliest(const SampleArgs& args, const SampleRow& row) {
+    const SamplePart* parts = args.parts + size_t(blockIdx.y) * gridDim.x;
     const unsigned lane = threadIdx.x % 32;
-    Wide sum = x;
-    for (unsigned by = 1; by < 32; by *= 2) {
-        const Wide other = __shfl_up_sync(WHOLE_WARP, sum, by);
-        if (lane >= by) sum += other;
-    }
-    if (lane == 31) scratch[threadIdx.x / 32] = sum;
-    __syncthreads();
-    Wide before = sum - x;
-    total = 0;
-    for (unsigned warp = 0; warp < WARPS; warp++) {
-        if (warp < threadIdx.x / 32) before += scratch[warp];
-        total += scratch[warp];
-    }
-    __syncthreads();
-    return before;
-}
-
-// Whether a token may come; a warp looks at one word.
-__device__ __forceinline__ bool allows(const uint32_t* mask, uint32_t id) { return !mask || mask[id / 32] >> id % 32 & 1; }
-
-struct Row {
-    const float* logits;
-    const uint32_t* mask;
-    uint32_t vocab_size;
-    float largest, inverse_temperature;
-
-    __device__ __forceinline__ bool allowed(uint32_t id) const { return allows(mask, id); }
-    __device__ __forceinline__ Wide weight(uint32_t id) const {
-        return allowed(id) ? Wide(expf((logits[id] - largest) * inverse_temperature) * WEIGHT_ONE) : 0;
-    }
-};
-
-// The likeliest token that `mask` allows after `below` in the order of candidates; 0 when a logit is not finite, or none is left.
-__device__ Wide likeliest(const float* logits, uint32_t vocab_size, const uint32_t* mask, Wide below, Shared& shared) {
-    Wide best = 0;
-    bool damaged = false;
-    for (uint32_t id = threadIdx.x; id < vocab_size; id += THREADS) {
-        const float logit = logits[id];
-        damaged |= !(fabsf(logit) < INFINITY);
-        const Wide own = candidate(logit, id);
-        if (own < below && own > best && allows(mask, id)) best = own;
-    }
-    const Wide any_damaged = cta_max(damaged, shared.best);
-    best = cta_max(best, shared.best);
-    return any_damaged ? 0 : best;
-}
-
-// log of the sum of e^logit.
-__device__ float log_sum_exp(const float* logits, uint32_t vocab_size, float largest, Shared& shared) {
-    float sum = 0.0f;
-    for (uint32_t id = threadIdx.x; id < vocab_size; id += THREADS) sum += expf(logits[id] - largest);
-    return largest + logf(cta_sum(sum, shared.sums));
-}
-
-// The last tokens to keep: all with a greater key, and of those with this key the first `ties` by id. Without ties all are kept.
-struct Cut {
-    uint32_t key, ties;
-};
-constexpr Cut NO_CUT = {0, 0};
-
-// The rank where the count reaches `most` or the weights reach `enough`, whichever comes first; NO_LIMIT: they do not count.
-constexpr Wide NO_LIMIT = ~Wide(0);
-__device__ Cut find_cut(const Row& row, uint32_t most, Wide enough, Shared& shared) {
-    constexpr unsigned SHIFTS[3] = {21, 10, 0}, OWN = BUCKETS / THREADS;
-    uint32_t prefix = 0, count_before = 0;
-    Wide weight_before = 0;
-    const bool weighs = enough != NO_LIMIT;
-    for (int pass = 0; pass < 3; pass++) {
-        const unsigned shift = SHIFTS[pass], known = pass == 0 ? 32 : SHIFTS[pass - 1];
-        for (unsigned bucket = threadIdx.x; bucket < BUCKETS; bucket += THREADS) {
-            shared.counts[bucket] = shared.low_weights[bucket] = shared.high_weights[bucket] = 0;
+    constexpr unsigned AT_ONCE = 2;  // A lane reads as many parts before it waits.
+    Wide best = 0, allowed = 0;
+    float smallest = INFINITY, sum = 0.0f;
+    for (unsigned first = lane; first < gridDim.x; first += 32 * AT_ONCE) {
+        Wide bests[AT_ONCE], alloweds[AT_ONCE];
+        float sums[AT_ONCE];
+#pragma unroll
+        for (unsigned i = 0; i < AT_ONCE; i++) {
+            const bool is_there = first + 32 * i < gridDim.x;
+            const SamplePart& part = parts[is_there ? first + 32 * i : first];
+            bests[i] = is_there ? load_of_other_cta(&part.best) : 0;
+            alloweds[i] = load_of_other_cta(&part.best_allowed);
+            sums[i] = load_of_other_cta(&part.sum);
+            smallest = fminf(smallest, load_of_other_cta(&part.smallest));
         }
-        if (threadIdx.x == 0) shared.found = 0;
+#pragma unroll
+        for (unsigned i = 0; i < AT_ONCE; i++) {
+            if (bests[i] == 0) continue;
+            if (alloweds[i] > allowed) allowed = alloweds[i];
+            const float logit = candidate_logit(bests[i]), largest = candidate_logit(best);
+            if (bests[i] > best) {
+                sum = (best > 0 ? sum * expf(largest - logit) : 0.0f) + sums[i];
+                best = bests[i];
+            } else {
+                sum += sums[i] * expf(logit - largest);
+            }
+        }
+    }
+    const Wide best_of_all = warp_largest(best);
+    allowed = warp_largest(allowed);
+    smallest = -warp_max(-smallest);
+    sum = warp_sum(best > 0 ? sum * expf(candidate_logit(best) - candidate_logit(best_of_all)) : 0.0f);
+    if (lane > 0) return;
+    const float normalizer = candidate_logit(best_of_all) + logf(sum);
+    const bool is_sampled = best_of_all != DAMAGED && allowed > 0;
+    const float largest = candidate_logit(allowed);
+    args.token_ids[blockIdx.y] = is_sampled ? candidate_id(allowed) : NO_TOKEN;
+    args.logprobs[blockIdx.y] = is_sampled ? largest - normalizer : -INFINITY;
+    args.normalizers[blockIdx.y] = normalizer;
+    if (!is_drawn(row)) return;
+    const float reach = fminf(largest - smallest, WEIGHTLESS * row.temperature);
+    const float buckets_a_logit = reach > 1e-30f ? (BUCKETS - 1) / reach : 0.0f;
+    args.states[blockIdx.y] = SampleState{0, 0, NO_BUCKET, largest, buckets_a_logit, normalizer, is_sampled};
+}
+
+// The bucket where a row's limit is reached: what comes before it is kept.
+__device__ void finish_cut(const SampleArgs& args, const SampleRow& row, CutShared& shared) {
+    SampleBucket* buckets = args.buckets + size_t(blockIdx.y) * BUCKETS + threadIdx.x * OWN_BUCKETS;
+    Rank own[OWN_BUCKETS], sum{0, 0, 0}, all;
+#pragma unroll
+    for (unsigned i = 0; i < OWN_BUCKETS; i++) {
+        own[i] = Rank{load_of_other_cta(&buckets[i].weight), load_of_other_cta(&buckets[i].count), 0};
+        sum.add(own[i]);
+    }
+    for (unsigned i = 0; i < OWN_BUCKETS; i++) buckets[i] = SampleBucket{0, 0, 0};
+    Rank before = cta_rank_before(sum, shared.ranks, all);
+    const Wide enough = row.top_p < 1.0f ? Wide(double(row.top_p) * double(all.weight)) : NO_LIMIT;
+    const Limit limit{row.top_k > 0 ? row.top_k : NO_TOKEN, enough > 0 ? enough : 1};
+    const unsigned reached = reached_bucket(own, limit, before);
+    if (reached == OWN_BUCKETS) return;
+    SampleState& state = args.states[blockIdx.y];
+    state.weight_left = limit.weight == NO_LIMIT ? NO_LIMIT : limit.weight - before.weight;
+    state.count_left = limit.count - before.count;
+    state.bucket = threadIdx.x * OWN_BUCKETS + reached;
+}
+
+// The least candidate to keep of the bucket that the cut goes through: a radix select, from the highest bit in which they differ.
+// `each` calls what it is given for every candidate of that bucket.
+template <class Each>
+__device__ Wide find_cut(const Draw& draw, const Limit& limit, const Each& each, DrawShared& shared) {
+    Wide most = 0, least = 0;
+    each([&](Wide candidate) {
+        most = candidate > most ? candidate : most;
+        least = ~candidate > least ? ~candidate : least;
+    });
+    most = cta_largest(most, shared.sums);
+    least = ~cta_largest(least, shared.sums);
+    if (most == least) return least;
+    // All have the same bits from `known` on.
+    unsigned known = 64 - __clzll(most ^ least);
+    Wide prefix = known < 64 ? most >> known : 0;
+    Rank passed{0, 0, 0};
+    for (;;) {
+        const unsigned bits = min(known, BUCKET_BITS), shift = known - bits;
+        shared.histogram.clear();
         __syncthreads();
-        for (uint32_t id = threadIdx.x; id < row.vocab_size; id += THREADS) {
-            const uint32_t key = order_key(row.logits[id]);
-            if ((pass > 0 && key >> known != prefix) || !row.allowed(id)) continue;
+        each([&](Wide candidate) {
+            if (known < 64 && candidate >> known != prefix) return;
             // Descending: the likeliest come first.
-            const uint32_t bucket = BUCKETS - 1 - (key >> shift & (BUCKETS - 1) & ((1u << (known - shift)) - 1));
-            atomicAdd(&shared.counts[bucket], 1u);
-            if (weighs) add_weight(shared, bucket, row.weight(id));
+            const uint32_t digit = uint32_t(candidate >> shift) & ((1u << bits) - 1);
+            shared.histogram.add<1>({BUCKETS - 1 - digit}, {draw.weight(candidate_logit(candidate))});
+        });
+        __syncthreads();
+        Rank own[OWN_BUCKETS], sum{0, 0, 0}, all;
+#pragma unroll
+        for (unsigned i = 0; i < OWN_BUCKETS; i++) {
+            own[i] = shared.histogram.of(threadIdx.x * OWN_BUCKETS + i);
+            sum.add(own[i]);
+        }
+        Rank before = cta_rank_before(sum, shared.ranks, all);
+        before.add(passed);
+        const unsigned reached = reached_bucket(own, limit, before);
+        if (reached < OWN_BUCKETS) {
+            shared.before = before;
+            shared.bucket = threadIdx.x * OWN_BUCKETS + reached;
+            shared.in_bucket = shared.histogram.counts[shared.bucket];
         }
         __syncthreads();
-        Wide count = 0, weight = 0, all;
-        for (unsigned i = 0; i < OWN; i++) {
-            count += shared.counts[threadIdx.x * OWN + i];
-            weight += weight_of(shared, threadIdx.x * OWN + i);
-        }
-        count = count_before + cta_sum_before(count, shared.warp_counts, all);
-        weight = weight_before + cta_sum_before(weight, shared.warp_weights, all);
-        for (unsigned i = 0; i < OWN; i++) {
-            const unsigned bucket = threadIdx.x * OWN + i;
-            const Wide count_after = count + shared.counts[bucket], weight_after = weight + weight_of(shared, bucket);
-            const bool reached_before = count >= most || weight >= enough;
-            if (!reached_before && (count_after >= most || weight_after >= enough)) {
-                shared.found = 1;
-                shared.bucket = bucket;
-                shared.count_before = uint32_t(count);
-                shared.weight_before = weight;
-            }
-            count = count_after;
-            weight = weight_after;
-        }
-        __syncthreads();
-        if (!shared.found) return NO_CUT;
-        prefix = prefix << (known - shift) | ((BUCKETS - 1 - shared.bucket) & ((1u << (known - shift)) - 1));
-        count_before = shared.count_before;
-        weight_before = shared.weight_before;
+        prefix = prefix << bits | (BUCKETS - 1 - shared.bucket);
+        if (shared.in_bucket == 1 || shift == 0) return prefix << shift;
+        passed = shared.before;
+        known = shift;
         __syncthreads();
     }
-    // Equal logits have equal weights.
-    const uint32_t bits = prefix & 0x80000000u ? prefix ^ 0x80000000u : ~prefix;
-    const Wide weight = Wide(expf((__uint_as_float(bits) - row.largest) * row.inverse_temperature) * WEIGHT_ONE);
-    uint32_t ties = most - count_before;
-    if (weight > 0 && enough > weight_before) {
-        const Wide needed = (enough - weight_before - 1) / weight + 1;
-        if (needed < ties) ties = uint32_t(needed);
-    }
-    return {prefix, ties};
 }
 
-// Draws from the kept tokens: each warp owns a range of ids.
-__device__ uint32_t draw(const Row& row, Cut cut, float min_p, double uniform, Shared& shared) {
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t range = (row.vocab_size + WARPS - 1) / WARPS, begin = warp * range;
-    const uint32_t end = begin + range < row.vocab_size ? begin + range : row.vocab_size;
-    const Wide floor = Wide(min_p * WEIGHT_ONE);
-    const bool cuts = cut.ties > 0;
+// A row whose parts have found what they keep for certain.
+struct Drawing {
+    const SampleArgs& args;
+    const SampleRow& row;
+    const SampleState& state;
+    const Draw draw;
+    DrawShared& shared;
 
-    Wide ties = 0, all;
-    for (uint32_t id = begin + lane; cuts && id < end; id += 32) ties += order_key(row.logits[id]) == cut.key && row.allowed(id);
-    const Wide thread_ties = cta_sum_before(ties, shared.warp_counts, all);
-    const Wide ties_before = __shfl_sync(WHOLE_WARP, thread_ties, 0);
+    __device__ __forceinline__ void load(Logits& logits, uint32_t part) const {
+        logits.load(args, part);
+        if (row.mask) logits.forbid(args, part, row.mask);
+    }
 
-    // Twice over the warp's range: to sum it up, and to find the token.
-    Wide target = 0, before = 0;
-    if (threadIdx.x == 0) shared.token = NO_TOKEN;
-    for (int pass = 0; pass < 2; pass++) {
-        Wide ties_so_far = ties_before, sum = pass == 0 ? 0 : before;
-        for (uint32_t first = begin; first < end; first += 32) {
-            const uint32_t id = first + lane;
-            const uint32_t key = id < end ? order_key(row.logits[id]) : 0;
-            const unsigned tied = __ballot_sync(WHOLE_WARP, cuts && id < end && key == cut.key && row.allowed(id));
-            const Wide rank = ties_so_far + __popc(tied & ((1u << lane) - 1));
-            const bool kept = id < end && (!cuts || key > cut.key || (key == cut.key && rank < cut.ties));
-            Wide weight = kept ? row.weight(id) : 0;
-            if (weight < floor) weight = 0;
-            ties_so_far += __popc(tied);
-            for (unsigned by = 1; by < 32; by *= 2) {
-                const Wide other = __shfl_up_sync(WHOLE_WARP, weight, by);
-                if (lane >= by) weight += other;
+    // Puts the lists of the parts one behind the other, in the order of parts; whether there was room for all. `own`: of the part
+    // that has this thread's number.
+    __device__ bool gather(Rank own, uint32_t& count) const {
+        const unsigned num_parts = gridDim.x;
+        const Wide* lists = args.lists + size_t(blockIdx.y) * num_parts * SAMPLE_LISTED;
+        Rank all;
+        // Where a list of a part has no room, that of all has none.
+        if (own.count > SAMPLE_LISTED) own.count = MAX_LISTED + 1;
+        const Rank before = cta_rank_before(own, shared.ranks, all);
+        if (threadIdx.x < num_parts) shared.part_begins[threadIdx.x] = before.count;
+        __syncthreads();
+        count = all.count;
+        if (count > MAX_LISTED) return false;
+        for (unsigned i = threadIdx.x; i < count; i += THREADS) {
+            // The part that has it: the last one that begins no later.
+            unsigned part = 0, end = num_parts;
+            while (part + 1 < end) {
+                const unsigned middle = (part + end) / 2;
+                (shared.part_begins[middle] <= i ? part : end) = middle;
             }
-            const Wide running = sum + weight;
-            if (pass == 1) {
-                const unsigned passed = __ballot_sync(WHOLE_WARP, running > target);
-                // The ranges of other warps begin after, or end before, the target.
-                if (sum <= target && passed) {
-                    if (lane == 0) shared.token = first + __ffs(passed) - 1;
-                    break;
-                }
-            }
-            sum = __shfl_sync(WHOLE_WARP, running, 31);
+            shared.listed[i] = load_of_other_cta(lists + part * SAMPLE_LISTED + i - shared.part_begins[part]);
         }
-        if (pass == 0) {
-            const Wide own = cta_sum_before(lane == 0 ? sum : 0, shared.warp_weights, all);
-            before = __shfl_sync(WHOLE_WARP, own, 0);
-            target = Wide(uniform * double(all));
-            if (target >= all) target = all - 1;
+        __syncthreads();
+        return true;
+    }
+
+    __device__ __forceinline__ Wide kept_weight(Wide cut, Wide candidate) const {
+        const Wide weight = draw.weight(candidate_logit(candidate));
+        return candidate >= cut && weight >= draw.floor ? weight : 0;
+    }
+
+    // The least candidate that top-k and top-p keep. The weights that parts keep are complete afterwards.
+    __device__ Wide cut(const Rank& own) const {
+        const Limit limit{state.count_left, state.weight_left};
+        const unsigned num_parts = gridDim.x;
+        uint32_t count;
+        if (gather(own, count)) {
+            const auto each = [&](const auto& take) {
+                for (unsigned i = threadIdx.x; i < count; i += THREADS) take(shared.listed[i]);
+            };
+            const Wide cut = find_cut(draw, limit, each, shared);
+            __syncthreads();
+            shared.histogram.clear();
+            __syncthreads();
+            each([&](Wide candidate) {
+                shared.histogram.add<1>({candidate_id(candidate) / SAMPLE_PART}, {kept_weight(cut, candidate)});
+            });
+            __syncthreads();
+            if (threadIdx.x < num_parts) shared.part_weights[threadIdx.x] += shared.histogram.of(threadIdx.x).weight;
+            return cut;
+        }
+        // Many nearly equal logits: all of the row is read again.
+        const auto each_of = [&](uint32_t part, const auto& take) {
+            Logits logits;
+            load(logits, part);
+            logits.for_each(part, [&](float logit, uint32_t id) {
+                if (draw.weight(logit) > 0 && draw.bucket(logit) == state.bucket) take(candidate(logit, id));
+            });
+        };
+        const auto each = [&](const auto& take) {
+            for (uint32_t part = 0; part < num_parts; part++) each_of(part, take);
+        };
+        const Wide cut = find_cut(draw, limit, each, shared);
+        for (uint32_t part = 0; part < num_parts; part++) {
+            Wide sum = 0;
+            each_of(part, [&](Wide candidate) { sum += kept_weight(cut, candidate); });
+            sum = cta_weight(sum, shared.sums);
+            if (threadIdx.x == 0) shared.part_weights[part] += sum;
+        }
+        return cut;
+    }
+
+    // The token of a part at which the running sum of what is kept passes `target`: each warp has segments of the part.
+    __device__ void draw_from(uint32_t part, Wide cut, Wide target) const {
+        const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        Logits logits;
+        load(logits, part);
+#pragma unroll
+        for (unsigned i = 0; i < CHUNKS; i++) {
+            Wide sum = 0;
+#pragma unroll
+            for (unsigned j = 0; j < 4; j++) {
+                sum += kept_weight(cut, candidate(logits.values[i][j], Logits::first_id(part, i) + j));
+            }
+            sum = warp_weight(sum);
+            if (lane == 0) shared.segments[i * WARPS + warp] = sum;
+        }
+        __syncthreads();
+        const Wide own_segment = shared.segments[lane], upto = warp_weight_upto(own_segment);
+        const unsigned segment = __ffs(__ballot_sync(WHOLE_WARP, upto > target)) - 1;
+        Wide before = __shfl_sync(WHOLE_WARP, upto - own_segment, segment);
+        if (segment % WARPS != warp) return;
+        float own[4];
+#pragma unroll
+        for (unsigned j = 0; j < 4; j++) {
+            own[j] = logits.values[0][j];
+#pragma unroll
+            for (unsigned i = 1; i < CHUNKS; i++) own[j] = segment / WARPS == i ? logits.values[i][j] : own[j];
+        }
+        const uint32_t first_id = Logits::first_id(part, segment / WARPS);
+        Wide weights[4], sum = 0;
+#pragma unroll
+        for (unsigned j = 0; j < 4; j++) sum += weights[j] = kept_weight(cut, candidate(own[j], first_id + j));
+        const Wide running = before + warp_weight_upto(sum);
+        if (lane != __ffs(__ballot_sync(WHOLE_WARP, running > target)) - 1u) return;
+        before = running - sum;
+#pragma unroll
+        for (unsigned j = 0; j < 4; j++) {
+            if (before <= target && target - before < weights[j]) {
+                args.token_ids[blockIdx.y] = first_id + j;
+                args.logprobs[blockIdx.y] = own[j] - state.normalizer;
+            }
+            before += weights[j];
         }
     }
-    __syncthreads();
-    return shared.token;
-}
+
+    __device__ void finish() const {
+        const SamplePart* parts = args.parts + size_t(blockIdx.y) * gridDim.x;
+        const bool is_part = threadIdx.x < gridDim.x;
+        Rank own{0, 0, 0}, all;
+        if (is_part) {
+            own.weight = shared.part_weights[threadIdx.x] = load_of_other_cta(&parts[threadIdx.x].weight);
+            own.count = load_of_other_cta(&parts[threadIdx.x].num_listed);
+        }
+        Wide least = 0;
+        if (state.bucket != NO_BUCKET) {
+            least = cut(own);
+            __syncthreads();
+            if (is_part) own.weight = shared.part_weights[threadIdx.x];
+        }
+        const Rank before = cta_rank_before(own, shared.ranks, all);
+        if (all.weight == 0) return;
+        Wide target = Wide(row.uniform * double(all.weight));
+        if (target >= all.weight) target = all.weight - 1;
+        if (before.weight <= target && target - before.weight < own.weight) {
+            shared.part = threadIdx.x;
+            shared.before = before;
+        }
+        __syncthreads();
+        draw_from(shared.part, least, target - shared.before.weight);
+    }
+};
 
 }  // namespace
 
-KERNEL(sample, SampleArgs, THREADS, sizeof(Shared)) {
+WEIGHT_KERNEL(sample, SampleArgs, THREADS, sizeof(LikeliestShared), 3) {
+    wait_for_inputs();
     SHARED_MEMORY(bytes);
-    Shared& shared = *reinterpret_cast<Shared*>(bytes);
-    const float* logits = args.logits + size_t(blockIdx.x) * args.stride;
-    const SampleRow sampling = args.rows[blockIdx.x];
-    const Wide likeliest_of_all = likeliest(logits, args.vocab_size, nullptr, ~Wide(0), shared);
-    const Wide best = sampling.mask ? likeliest(logits, args.vocab_size, sampling.mask, ~Wide(0), shared) : likeliest_of_all;
-    if (likeliest_of_all == 0 || best == 0) {
-        if (threadIdx.x == 0) {
-            args.token_ids[blockIdx.x] = NO_TOKEN;
-            args.logprobs[blockIdx.x] = -INFINITY;
+    LikeliestShared& shared = *reinterpret_cast<LikeliestShared*>(bytes);
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = blockIdx.x;
+    const SampleRow& row = args.rows[blockIdx.y];
+    Logits logits;
+    logits.load(args, part);
+    float smallest = INFINITY;
+    bool is_damaged = false;
+    logits.for_each(part, [&](float logit, uint32_t id) {
+        if (id >= args.vocab_size) return;
+        is_damaged |= !(fabsf(logit) < INFINITY);
+        smallest = fminf(smallest, logit);
+    });
+    const Wide best = warp_largest(is_damaged ? DAMAGED : logits.likeliest(part));
+    smallest = -warp_max(-smallest);
+    if (lane == 0) shared.best[warp] = best, shared.smallest[warp] = smallest;
+    __syncthreads();
+    const Wide best_of_part = warp_largest(lane < WARPS ? shared.best[lane] : 0);
+    const float largest = candidate_logit(best_of_part);
+    float sum = 0.0f;
+    logits.for_each(part, [&](float logit, uint32_t) { sum += expf(logit - largest); });
+    sum = warp_sum(sum);
+    Wide allowed = best_of_part;
+    if (row.mask) {
+        logits.forbid(args, part, row.mask);
+        allowed = warp_largest(logits.likeliest(part));
+    }
+    if (lane == 0) shared.sums[warp] = sum, shared.allowed[warp] = allowed;
+    __syncthreads();
+    if (warp == 0) {
+        allowed = warp_largest(lane < WARPS ? shared.allowed[lane] : 0);
+        sum = warp_sum(lane < WARPS ? shared.sums[lane] : 0.0f);
+        smallest = -warp_max(lane < WARPS ? -shared.smallest[lane] : -INFINITY);
+        if (lane == 0) {
+            SamplePart& found = args.parts[size_t(blockIdx.y) * gridDim.x + part];
+            found.best = best_of_part, found.best_allowed = allowed, found.sum = sum, found.smallest = smallest;
         }
-        return;
     }
-    uint32_t token = candidate_id(best);
-    const float largest = logits[token];
-    if (sampling.temperature > 0.0f) {
-        const Row row{logits, sampling.mask, args.vocab_size, largest, 1.0f / sampling.temperature};
-        Cut cut = NO_CUT;
-        if (sampling.top_k > 0 || sampling.top_p < 1.0f) {
-            Wide own = 0, all;
-            for (uint32_t id = threadIdx.x; id < row.vocab_size; id += THREADS) own += row.weight(id);
-            cta_sum_before(own, shared.warp_weights, all);
-            const Wide enough = sampling.top_p < 1.0f ? Wide(double(sampling.top_p) * double(all)) : NO_LIMIT;
-            cut = find_cut(row, sampling.top_k > 0 ? sampling.top_k : NO_TOKEN, enough > 0 ? enough : 1, shared);
-        }
-        token = draw(row, cut, sampling.min_p, sampling.uniform, shared);
-    }
-    const float normaliser = log_sum_exp(logits, args.vocab_size, logits[candidate_id(likeliest_of_all)], shared);
-    if (threadIdx.x == 0) {
-        args.token_ids[blockIdx.x] = token;
-        args.logprobs[blockIdx.x] = logits[token] - normaliser;
-    }
+    if (!is_last_to_arrive(args.arrivals + blockIdx.y, gridDim.x - 1, &shared.arrived)) return;
+    if (warp == 0) finish_likeliest(args, row);
 }
 
-KERNEL(top_logprobs, TopLogprobsArgs, THREADS, sizeof(Shared)) {
+WEIGHT_KERNEL(sample_cut, SampleArgs, THREADS, sizeof(CutShared), 3) {
+    wait_for_inputs();
     SHARED_MEMORY(bytes);
-    Shared& shared = *reinterpret_cast<Shared*>(bytes);
-    const float* logits = args.logits + size_t(blockIdx.x) * args.stride;
-    Wide below = ~Wide(0);
-    float normaliser = 0.0f;
+    CutShared& shared = *reinterpret_cast<CutShared*>(bytes);
+    const SampleRow& row = args.rows[blockIdx.y];
+    if (!is_cut(row)) return;
+    // Read before it is known whether they are needed: memory is waited for once.
+    Logits logits;
+    logits.load(args, blockIdx.x);
+    const SampleState state = args.states[blockIdx.y];
+    if (!state.is_drawn) return;
+    const Draw draw(row, state);
+    if (row.mask) logits.forbid(args, blockIdx.x, row.mask);
+    shared.histogram.clear();
+    __syncthreads();
+#pragma unroll
+    for (unsigned i = 0; i < CHUNKS; i++) {
+        uint32_t buckets[4];
+        Wide weights[4];
+#pragma unroll
+        for (unsigned j = 0; j < 4; j++) {
+            buckets[j] = draw.bucket(logits.values[i][j]);
+            weights[j] = draw.weight(logits.values[i][j]);
+        }
+        shared.histogram.add(buckets, weights);
+    }
+    __syncthreads();
+    SampleBucket* buckets = args.buckets + size_t(blockIdx.y) * BUCKETS;
+#pragma unroll
+    for (unsigned bucket = threadIdx.x; bucket < BUCKETS; bucket += THREADS) {
+        const Rank own = shared.histogram.of(bucket);
+        if (own.count == 0) continue;
+        atomicAdd(&buckets[bucket].weight, own.weight);
+        atomicAdd(&buckets[bucket].count, own.count);
+    }
+    if (is_last_to_arrive(args.arrivals + blockIdx.y, gridDim.x - 1, &shared.arrived)) finish_cut(args, row, shared);
+}
+
+WEIGHT_KERNEL(sample_draw, SampleArgs, THREADS, sizeof(DrawShared), 3) {
+    wait_for_inputs();
+    SHARED_MEMORY(bytes);
+    DrawShared& shared = *reinterpret_cast<DrawShared*>(bytes);
+    const SampleRow& row = args.rows[blockIdx.y];
+    if (!is_drawn(row)) return;
+    Logits logits;
+    logits.load(args, blockIdx.x);
+    const SampleState state = args.states[blockIdx.y];
+    if (!state.is_drawn) return;
+    const Drawing drawing{args, row, state, Draw(row, state), shared};
+    if (row.mask) logits.forbid(args, blockIdx.x, row.mask);
+    const size_t part = size_t(blockIdx.y) * gridDim.x + blockIdx.x;
+    if (threadIdx.x == 0) shared.num_listed = 0;
+    __syncthreads();
+    Wide sum = 0;
+    logits.for_each(blockIdx.x, [&](float logit, uint32_t id) {
+        const Wide weight = drawing.draw.weight(logit);
+        const uint32_t bucket = drawing.draw.bucket(logit);
+        sum += bucket < state.bucket && weight >= drawing.draw.floor ? weight : 0;
+        if (bucket == state.bucket && weight > 0) {
+            const uint32_t at = atomicAdd(&shared.num_listed, 1u);
+            if (at < SAMPLE_LISTED) args.lists[part * SAMPLE_LISTED + at] = candidate(logit, id);
+        }
+    });
+    sum = cta_weight(sum, shared.sums);
+    if (threadIdx.x == 0) args.parts[part].weight = sum, args.parts[part].num_listed = shared.num_listed;
+    if (is_last_to_arrive(args.arrivals + blockIdx.y, gridDim.x - 1, &shared.arrived)) drawing.finish();
+}
+
+KERNEL(top_logprobs, TopLogprobsArgs, THREADS, WARPS * sizeof(Wide)) {
+    constexpr unsigned HELD = 4, AT_ONCE = 4;
+    SHARED_MEMORY(bytes);
+    Wide* scratch = reinterpret_cast<Wide*>(bytes);
+    const float* row = args.logits + size_t(blockIdx.x) * args.stride;
+    const float normalizer = args.normalizers[blockIdx.x];
+    // The likeliest of a thread's tokens, likeliest first: few threads have more than these of those that are asked for.
+    Wide held[HELD];
+    bool is_damaged = false;
+    const auto fill = [&](Wide below) {
+#pragma unroll
+        for (unsigned i = 0; i < HELD; i++) held[i] = 0;
+        for (uint32_t first = 0; first * SAMPLE_PART < args.vocab_size; first += AT_ONCE) {
+            Logits logits[AT_ONCE];
+#pragma unroll
+            for (unsigned i = 0; i < AT_ONCE; i++) logits[i].load(row, args.vocab_size, first + i);
+#pragma unroll
+            for (unsigned i = 0; i < AT_ONCE; i++) {
+                logits[i].for_each(first + i, [&](float logit, uint32_t id) {
+                    if (id >= args.vocab_size) return;
+                    is_damaged |= !(fabsf(logit) < INFINITY);
+                    const Wide own = candidate(logit, id);
+                    if (own >= below || own <= held[HELD - 1]) return;
+                    held[HELD - 1] = own;
+#pragma unroll
+                    for (unsigned j = HELD - 1; j > 0; j--) {
+                        const Wide less = held[j - 1] < held[j] ? held[j - 1] : held[j];
+                        held[j - 1] = held[j - 1] < held[j] ? held[j] : held[j - 1];
+                        held[j] = less;
+                    }
+                });
+            }
+        }
+    };
+    fill(~Wide(0));
+    unsigned num_taken = 0;
     for (uint32_t rank = 0; rank < args.num_top; rank++) {
-        const size_t at = size_t(blockIdx.x) * args.num_top + rank;
-        below = likeliest(logits, args.vocab_size, nullptr, below, shared);
-        const bool found = below > 0;
-        const float logit = found ? logits[candidate_id(below)] : -INFINITY;
-        if (rank == 0 && found) normaliser = log_sum_exp(logits, args.vocab_size, logit, shared);
+        const Wide best = cta_largest(is_damaged ? DAMAGED : held[0], scratch);
+        const bool is_found = best > 0 && best != DAMAGED;
+        if (is_found && best == held[0]) {
+#pragma unroll
+            for (unsigned i = 0; i + 1 < HELD; i++) held[i] = held[i + 1];
+            held[HELD - 1] = 0;
+            if (++num_taken % HELD == 0) fill(best);
+        }
         if (threadIdx.x == 0) {
-            args.token_ids[at] = found ? candidate_id(below) : NO_TOKEN;
-            args.logprobs[at] = logit - normaliser;
+            const size_t at = size_t(blockIdx.x) * args.num_top + rank;
+            args.token_ids[at] = is_found ? candidate_id(best) : NO_TOKEN;
+            args.logprobs[at] = is_found ? candidate_logit(best) - normalizer : -INFINITY;
         }
     }
 }

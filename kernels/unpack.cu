@@ -1,7 +1,7 @@
 // Packed weights as floats: rows for a matrix product of many rows, and rows of a token embedding. Bit for bit what the weight's
 // file says, in f32.
 //
-//   packed_dequantize_*   CTA: 4 blocks of 64 features x 32 columns, a warp each; blocks are counted through all panels
+//   packed_dequantize_*   CTA: 4 blocks of 64 features x 32 columns of a panel, a warp each
 //   packed_embed_*        CTA: a token; a thread four columns, then four 256 columns on
 //
 // Bytes of a value: its packed ones (0.58 for q4_k) and 2 of bf16. It waits for memory: 4096 x 4096 of q4_k to bf16 are 43 MB, at
@@ -13,46 +13,55 @@ namespace {
 constexpr unsigned WARPS = 4;
 constexpr unsigned EMBED_THREADS = 64;
 
-// Two columns of one feature.
+// Two columns of one feature. What numbers are more than codes is taken from both at once, exactly.
 template <class Format>
 __device__ __forceinline__ float2 values(uint32_t pair, float scale, float minimum) {
-    const float2 numbers = unpack<bf16>(pair);
-    return make_float2(fmaf(scale, numbers.x - Format::OFFSET, minimum), fmaf(scale, numbers.y - Format::OFFSET, minimum));
+    const float2 numbers = unpack<bf16>(Format::OFFSET == 0.0f ? pair : subtract_bf16x2(pair, Format::MINUS_OFFSETS ^ 0x80008000u));
+    return make_float2(fmaf(scale, numbers.x, minimum), fmaf(scale, numbers.y, minimum));
 }
 
-template <class Format>
-__device__ void dequantize(const PackedDequantizeArgs& args) {
-    const unsigned blocks = args.cols / packed::COLUMNS, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const size_t at = size_t(blockIdx.x) * WARPS + threadIdx.x / 32;
-    const unsigned panel = unsigned(at / blocks), column = unsigned(at % blocks) * packed::COLUMNS;
-    if (panel * packed::FEATURES >= args.num_rows) return;
-    const packed::BlockPlace<Format> place(args.w + panel * args.panel_bytes, column / packed::COLUMNS);
+__device__ __forceinline__ void store_columns(float* at, float2 low, float2 high) {
+    *reinterpret_cast<float4*>(at) = make_float4(low.x, low.y, high.x, high.y);
+}
+template <class T>
+__device__ __forceinline__ void store_columns(T* at, float2 low, float2 high) {
+    *reinterpret_cast<uint2*>(at) = uint2{pack<T>(low.x, low.y), pack<T>(high.x, high.y)};
+}
+
+template <class Format, class T>
+__device__ __forceinline__ void dequantize_as(const PackedDequantizeArgs& args) {
+    const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, panel = blockIdx.y;
+    const unsigned block = blockIdx.x * WARPS + threadIdx.x / 32;
+    if (block * packed::COLUMNS >= args.cols) return;
+    const packed::BlockPlace<Format> place(args.w + panel * args.panel_bytes, block);
     const packed::LaneCodes<Format> codes(place.block, lane);
     const packed::LaneScales<Format> lane_scales(place.block, place.super_scales, g);
+    T* out = static_cast<T*>(args.out) + size_t(panel * packed::FEATURES + g) * args.cols + block * packed::COLUMNS + 4 * t;
 #pragma unroll
     for (int tile = 0; tile < int(packed::TILES); tile++) {
         const float2 minima = lane_scales.minima(tile);
 #pragma unroll
-        for (int step = 0; step < 2; step++) {
-            const float2 scales = lane_scales.scales(tile, step / Format::SCALE_STEPS);
+        for (int half = 0; half < 2; half++, out += size_t(8) * args.cols) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const unsigned row = panel * packed::FEATURES + unsigned(tile) * 16 + half * 8 + g;
-                if (row >= args.num_rows) continue;
+            for (int step = 0; step < 2; step++) {
+                const float2 scales = lane_scales.scales(tile, step / Format::SCALE_STEPS);
                 const float scale = half ? scales.y : scales.x, minimum = half ? minima.y : minima.x;
                 const float2 low = values<Format>(codes.pair(tile, step, half), scale, minimum);
                 const float2 high = values<Format>(codes.pair(tile, step, half + 2), scale, minimum);
-                const size_t index = size_t(row) * args.cols + column + 16 * step + 4 * t;
-                if (args.out_type == ELEMENT_F32) {
-                    *reinterpret_cast<float4*>(static_cast<float*>(args.out) + index) = make_float4(low.x, low.y, high.x, high.y);
-                } else {
-                    const bool is_f16 = args.out_type == ELEMENT_F16;
-                    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(args.out) + index) =
-                        uint2{is_f16 ? pack<f16>(low.x, low.y) : pack<bf16>(low.x, low.y),
-                              is_f16 ? pack<f16>(high.x, high.y) : pack<bf16>(high.x, high.y)};
-                }
+                store_columns(out + 16 * step, low, high);
             }
         }
+    }
+}
+
+template <class Format>
+__device__ __forceinline__ void dequantize(const PackedDequantizeArgs& args) {
+    if (args.out_type == ELEMENT_BF16) {
+        dequantize_as<Format, bf16>(args);
+    } else if (args.out_type == ELEMENT_F16) {
+        dequantize_as<Format, f16>(args);
+    } else {
+        dequantize_as<Format, float>(args);
     }
 }
 

@@ -44,6 +44,7 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clzll(unsigned long long x) { return x ? __builtin_clzll(x) : 64; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
@@ -123,6 +124,22 @@ inline unsigned __ballot_sync(unsigned mask, bool vote) {
         &mine);
     return mine;
 }
+
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
+    emulation::warp(
+        mask,
+        [](void* const* lanes) {
+            unsigned most = 0;
+            for (int i = 0; i < 32; i++) {
+                if (lanes[i]) most = *static_cast<unsigned*>(lanes[i]) > most ? *static_cast<unsigned*>(lanes[i]) : most;
+            }
+            for (int i = 0; i < 32; i++) {
+                if (lanes[i]) *static_cast<unsigned*>(lanes[i]) = most;
+            }
+        },
+        &value);
+    return value;
+}
 inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
 
 // Atomics: fibers of one OS thread do not interrupt each other.
@@ -136,9 +153,10 @@ inline T atomicAdd(T* at, T value) {
 
 // CTAs come one after the other.
 inline void __threadfence() {}
-inline uint32_t load_of_other_cta(const uint32_t* at) { return *at; }
-inline float2 load_of_other_cta(const float2* at) { return *at; }
-inline float4 load_of_other_cta(const float4* at) { return *at; }
+template <class T>
+inline T load_of_other_cta(const T* at) {
+    return *at;
+}
 
 // Types.
 

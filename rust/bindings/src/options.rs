@@ -157,7 +157,10 @@ pub fn cuda(py: Python<'_>, graphs: Option<bool>, attention: &str) -> PyResult<(
         (graphs == Some(true)).then(|| "cuda_graphs=True".to_owned()),
         (attention != "auto").then(|| format!("attention_backend={attention:?}")),
     ];
-    Ok((CudaOptions { graphs: graphs_or_default, splits_keys }, gpu_only.into_iter().flatten().collect()))
+    Ok((
+        CudaOptions { graphs: graphs_or_default, splits_keys, ..CudaOptions::default() },
+        gpu_only.into_iter().flatten().collect(),
+    ))
 }
 
 /// Bytes of snapshots of states, given in MB.

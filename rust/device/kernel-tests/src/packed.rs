@@ -21,6 +21,9 @@ pub struct Packed {
 
 impl Packed {
     /// Random numbers, with as many columns as `cols` or a whole block more.
+    ///
+    /// # Panics
+    /// When the format is not packed.
     pub fn random(format: DType, rows: usize, cols: usize, rng: &mut Rng) -> Self {
         let DType::Ggml(ggml) = format else { unreachable!("floats are not packed") };
         let cols = cols.next_multiple_of(ggml.block_len());
@@ -62,7 +65,7 @@ pub struct Product {
     pub out_stride: usize,
     /// Whether the product is added to it.
     pub accumulate: bool,
-    /// Stages of a piece, or of a part.
+    /// Stages of a piece.
     pub part_stages: usize,
 }
 
@@ -84,13 +87,13 @@ impl Product {
         }
     }
 
-    /// The products of rounded activations and weights, each made another number by `weight`.
-    pub fn expected(&self, packed: &Packed, rows: usize, weight: impl Fn(f32) -> f32) -> Vec<f32> {
+    /// The products of exact weights and rounded activations.
+    pub fn expected(&self, packed: &Packed, rows: usize) -> Vec<f32> {
         let Weight { cols, values, .. } = &packed.weight;
         let mut out = self.before[..rows * self.out_stride].to_vec();
         for (out, x) in out.chunks_exact_mut(self.out_stride).zip(self.x.chunks_exact(self.x_stride)) {
             for (n, w) in values.chunks_exact(*cols).enumerate() {
-                let dot: f64 = w.iter().zip(x).map(|(w, x)| f64::from(weight(*w)) * f64::from(bf16::from_f32(*x).to_f32())).sum();
+                let dot: f64 = w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(bf16::from_f32(*x).to_f32())).sum();
                 let sum = (dot + self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[n]))) * f64::from(SCALE);
                 out[n] = (sum + if self.accumulate { f64::from(out[n]) } else { 0.0 }) as f32;
             }

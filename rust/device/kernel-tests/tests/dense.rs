@@ -2,7 +2,10 @@
 
 use device::{
     Backend, DType, GgmlType, Linear, LinearOptions, Precision, Projection, ResidualArgs, StepMetadata, WeightView,
-    cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes, quant::dequantize_row,
+    cpu::ReferenceBackend,
+    cuda::{CudaBackend, CudaOptions},
+    mmap::Bytes,
+    quant::dequantize_row,
 };
 use half::{bf16, f16};
 use kernel_tests::{
@@ -163,11 +166,12 @@ fn many_rows_are_scaled_and_added_to_the_residual() {
 
 #[test]
 fn a_weight_larger_than_a_slice_is_multiplied_whole() {
-    // 2048 features of 8192 columns are a slice.
-    let (mut rng, cols, features) = (Rng::new(3), 8192, 2048 + 65);
+    let (mut rng, cols, features) = (Rng::new(3), 256, 2048 + 65);
     let weight = view(&mut rng, Q8_0, features, cols);
     let x = rng.floats((few(Q8_0) + 1) * cols);
-    let actual = project(&cuda(), &weight, Precision::Fast, None, &x);
+    let options = CudaOptions { slice_bytes: 2048 * cols * 2, ..CudaOptions::default() };
+    let backend = CudaBackend::with(driver(Order::Ascending), options).unwrap();
+    let actual = project(&backend, &weight, Precision::Fast, None, &x);
     let rounded = rounded(&weight);
     for feature in [0, 1, 2047, 2048, 2049, features - 1] {
         let w = rounded.row(feature).chunks_exact(4).map(|w| f32::from_le_bytes(w.try_into().unwrap()));

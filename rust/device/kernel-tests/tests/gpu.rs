@@ -24,8 +24,6 @@ mod recurrent;
 mod sample;
 #[path = "steps.rs"]
 mod steps;
-#[path = "tiled.rs"]
-mod tiled;
 #[path = "weights.rs"]
 mod weights;
 

@@ -4,26 +4,63 @@ use std::cmp::Ordering;
 
 use device::{
     TokenSet,
-    kernel_args::{SampleArgs, SampleRow, TopLogprobsArgs},
+    kernel_args::{
+        MAX_SAMPLE_ROWS, SAMPLE_BUCKETS, SAMPLE_LISTED, SAMPLE_PART, SampleArgs, SampleBucket, SamplePart, SampleRow,
+        SampleState, TopLogprobsArgs,
+    },
 };
 use kernel_tests::{Buffer, Kernel, Order, assert_close, random::Rng};
 
 /// Token ids and log probabilities of rows of logits.
 fn run(logits: &[f32], vocab_size: usize, rows: &[SampleRow], order: Order) -> (Vec<u32>, Vec<f32>) {
     let stride = logits.len() / rows.len();
-    let (logits, row_buffer) = (Buffer::input(logits), Buffer::input(rows));
-    let (token_ids, logprobs) = (Buffer::output::<u32>(rows.len()), Buffer::output::<f32>(rows.len()));
+    let (mut token_ids, mut logprobs) = (vec![], vec![]);
+    for (logits, rows) in logits.chunks(MAX_SAMPLE_ROWS * stride).zip(rows.chunks(MAX_SAMPLE_ROWS)) {
+        let (ids, values) = launch(logits, vocab_size, rows, order);
+        token_ids.extend(ids);
+        logprobs.extend(values);
+    }
+    (token_ids, logprobs)
+}
+
+/// As the host launches it, of as many rows as a launch takes.
+fn launch(logits: &[f32], vocab_size: usize, rows: &[SampleRow], order: Order) -> (Vec<u32>, Vec<f32>) {
+    let (count, stride, num_parts) = (rows.len(), logits.len() / rows.len(), vocab_size.div_ceil(SAMPLE_PART));
+    let logits = Buffer::input(logits);
+    let [token_ids, logprobs, normalizers] = [(); 3].map(|()| Buffer::output::<u32>(count));
+    let words = |bytes: usize| Buffer::output::<u32>(count * bytes / size_of::<u32>());
+    let (parts, states) = (words(num_parts * size_of::<SamplePart>()), words(size_of::<SampleState>()));
+    let lists = words(num_parts * SAMPLE_LISTED * size_of::<u64>());
+    let buckets = Buffer::inout(&vec![0_u32; count * SAMPLE_BUCKETS * size_of::<SampleBucket>() / size_of::<u32>()]);
+    let arrivals = Buffer::inout(&vec![0_u32; count]);
+    let mut entries = [greedy(); MAX_SAMPLE_ROWS];
+    entries[..count].copy_from_slice(rows);
     let args = SampleArgs {
         logits: logits.ptr(),
-        rows: row_buffer.ptr(),
         token_ids: token_ids.ptr(),
         logprobs: logprobs.ptr(),
-        num_rows: rows.len() as u32,
+        normalizers: normalizers.ptr(),
+        parts: parts.ptr(),
+        states: states.ptr(),
+        buckets: buckets.ptr(),
+        lists: lists.ptr(),
+        arrivals: arrivals.ptr(),
+        num_rows: count as u32,
         vocab_size: vocab_size as u32,
         stride: stride as u32,
         reserved: 0,
+        rows: entries,
     };
-    Kernel::named("sample").launch([rows.len(), 1, 1], &args, order);
+    let draws = rows.iter().any(|row| row.temperature > 0.0);
+    let cuts = draws && rows.iter().any(|row| row.top_k > 0 || row.top_p < 1.0);
+    for (kernel, is_needed) in [("sample", true), ("sample_cut", cuts), ("sample_draw", draws)] {
+        if is_needed {
+            Kernel::named(kernel).launch([num_parts, count, 1], &args, order);
+        }
+    }
+    for counts in [buckets, arrivals] {
+        assert!(counts.values::<u32>().iter().all(|count| *count == 0), "what is counted is forgotten");
+    }
     (token_ids.values(), logprobs.values())
 }
 
@@ -177,6 +214,61 @@ fn sums_of_weights_that_need_more_than_32_bits_are_exact() {
 }
 
 #[test]
+fn tokens_of_several_parts_are_those_of_a_sort_alone_and_beside_others() {
+    let mut rng = Rng::new(9);
+    let vocab_size = 2 * SAMPLE_PART + 77;
+    let filters = [(0, 1.0, 0.0), (40, 1.0, 0.0), (9000, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.2), (3000, 0.95, 0.01)];
+    for stride in [vocab_size + 3, vocab_size.next_multiple_of(4)] {
+        let allowed = TokenSet::new((0..vocab_size as u32).filter(|_| rng.below(3) > 0), vocab_size);
+        let mask = Buffer::input(allowed.mask().words());
+        let (mut rows, mut logits) = (vec![], vec![]);
+        for (i, (top_k, top_p, min_p)) in filters.into_iter().enumerate() {
+            let (temperature, uniform) = ([0.5, 1.0, 0.0][i % 3], (rng.bits() >> 11) as f64 / (1u64 << 53) as f64);
+            rows.push(SampleRow { temperature, top_p, min_p, top_k, uniform, mask: if i % 2 == 0 { mask.ptr() } else { 0 } });
+            // Nearly all logits are apart, or many are equal.
+            let steps = if i < 3 { 1e6 } else { 8.0 };
+            logits.extend(rng.floats(stride).iter().map(|x| (x * 10.0 * steps).round() / steps));
+        }
+        let (ids, logprobs) = run(&logits, vocab_size, &rows, Order::Ascending);
+        assert_eq!((ids.clone(), logprobs.clone()), run(&logits, vocab_size, &rows, Order::Descending), "the order of CTAs");
+        for (i, (row, logits)) in rows.iter().zip(logits.chunks_exact(stride)).enumerate() {
+            let alone = run(logits, vocab_size, &rows[i..=i], Order::Descending);
+            assert_eq!(alone, (vec![ids[i]], vec![logprobs[i]]), "row {i} alone");
+            let (logits, id) = (&logits[..vocab_size], ids[i] as usize);
+            let mut order = ranked(logits);
+            order.retain(|&id| row.mask == 0 || allowed.mask().allows(id as u32));
+            if row.temperature == 0.0 {
+                assert_eq!(id, order[0], "row {i}");
+            } else {
+                let (low, high) =
+                    interval(&kept_of(order, logits, row), id).unwrap_or_else(|| panic!("token {id} is not kept by {row:?}"));
+                let slack = 4e-6;
+                assert!(row.uniform >= low - slack && row.uniform <= high + slack, "{id} is for {low}..{high}, not {row:?}");
+            }
+            assert_close(&[logprobs[i]], &[log_softmax(logits)[id]], [1e-5, 1e-5], "log probability");
+        }
+    }
+}
+
+#[test]
+fn of_very_many_equal_logits_the_lowest_ids_are_kept() {
+    // More than the lists of parts have room for, and than a part has tokens.
+    let (vocab_size, top_k) = (20_000, 12_345);
+    let logits = vec![1.5; 4 * vocab_size];
+    let filter = SampleRow { temperature: 1.0, top_k, ..greedy() };
+    let half = SampleRow { temperature: 1.0, top_p: 0.5, ..greedy() };
+    let rows = [
+        SampleRow { uniform: 0.0, ..filter },
+        SampleRow { uniform: 0.5, ..filter },
+        SampleRow { uniform: 1.0 - 1e-9, ..filter },
+        SampleRow { uniform: 1.0 - 1e-9, ..half },
+    ];
+    for order in [Order::Ascending, Order::Descending] {
+        assert_eq!(run(&logits, vocab_size, &rows, order).0, [0, top_k / 2, top_k - 1, vocab_size as u32 / 2 - 1]);
+    }
+}
+
+#[test]
 fn every_kept_token_is_drawn_and_no_other() {
     let mut rng = Rng::new(3);
     let logits: Vec<f32> = rng.floats(30).iter().map(|x| (x * 2.0).round() / 2.0).collect();
@@ -294,13 +386,20 @@ fn a_mask_that_allows_nothing_is_told_and_a_damaged_logit_that_is_forbidden_too(
 #[test]
 fn top_log_probabilities_are_those_of_a_sort() {
     let mut rng = Rng::new(4);
-    let (vocab_size, stride, num_top) = (900, 904, 6);
+    let (vocab_size, stride, num_top) = (5000, 5004, 13);
     let mut logits: Vec<f32> = rng.floats(2 * stride).iter().map(|x| (x * 8.0).round()).collect();
-    logits[stride + 3] = 40.0;
+    // More of one thread's tokens than it holds.
+    for id in [0, 1, 2, 3, 2048, 2049, 2050, 2051, 4096, 4098] {
+        logits[stride + id] = 40.0 + (id % 5) as f32;
+    }
     let buffer = Buffer::input(&logits);
+    let normalizer = |logits: &[f32]| logits[0] - log_softmax(&logits[..vocab_size])[0];
+    let normalizers: Vec<f32> = logits.chunks_exact(stride).map(normalizer).collect();
+    let normalizers = Buffer::input(&normalizers);
     let (token_ids, logprobs) = (Buffer::output::<u32>(2 * num_top), Buffer::output::<f32>(2 * num_top));
     let args = TopLogprobsArgs {
         logits: buffer.ptr(),
+        normalizers: normalizers.ptr(),
         token_ids: token_ids.ptr(),
         logprobs: logprobs.ptr(),
         num_rows: 2,

@@ -17,7 +17,7 @@ use crate::{
 use super::{
     CudaError, Gpu, GpuMemory,
     attention::{self, StepLists},
-    dense::{Dense, Product},
+    dense::{self, Dense, Product},
     driver::{DeviceMemory, Driver},
     elementwise::{Gating, NormPass},
     experts::{self, ExpertsState},
@@ -31,7 +31,7 @@ use super::{
     packed::PackedFormat,
     planes::PlaneBlocks,
     recurrent::{self, Recurrence},
-    sample::Sampling,
+    sample::{self, Sampling},
 };
 
 /// How a GPU computes.
@@ -41,11 +41,13 @@ pub struct CudaOptions {
     pub graphs: bool,
     /// Whether the keys of a request that decodes are cut into parts, which other multiprocessors read meanwhile.
     pub splits_keys: bool,
+    /// Bytes in bf16 of what is taken apart of a quantized weight at once.
+    pub slice_bytes: usize,
 }
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        Self { graphs: true, splits_keys: true }
+        Self { graphs: true, splits_keys: true, slice_bytes: dense::SLICE_BYTES }
     }
 }
 
@@ -108,7 +110,7 @@ impl CudaBackend {
             lists: StepLists::new(&driver, options.splits_keys)?,
             constants: Constants::default(),
             groups: Groups::default(),
-            dense: Dense::new(&driver)?,
+            dense: Dense::new(&driver, options.slice_bytes)?,
             experts: ExpertsState::new()?,
             latent: LatentScratch::default(),
             lora: Lora::new()?,
@@ -289,9 +291,8 @@ impl CudaBackend {
             logits.cols()
         );
         let mut state = self.state();
-        let list = state.sampling.rows(&self.driver, sampling)?;
-        // SAFETY: the logits are a tensor of their shape, the list has an entry for each row, its masks a bit for each column.
-        unsafe { state.sampling.sample(&self.driver, rows(logits), list, num_top) }
+        // SAFETY: the logits are a tensor of their shape, and masks have a bit for each column.
+        unsafe { state.sampling.sample(&self.driver, rows(logits), sampling, num_top) }
     }
 
     fn try_gather_rows(&self, x: &Tensor, indices: &[u32], out: &mut Tensor) -> Result<(), CudaError> {
@@ -480,11 +481,12 @@ impl Device for CudaBackend {
             + attention::workspace_bytes(shape)
             + experts::workspace_bytes(shape)
             + latent::workspace_bytes(shape)
+            + sample::workspace_bytes(shape)
             + self.state().dense.workspace_bytes(shape)
     }
 
     fn plan_workspaces(&self, shape: &WorkspaceShape) {
-        let State { lists, dense, experts, latent, lora, recurrence, normed, projected, up, .. } = &mut *self.state();
+        let State { lists, dense, experts, latent, lora, sampling, recurrence, normed, projected, up, .. } = &mut *self.state();
         for (scratch, floats) in [normed, projected, up].into_iter().zip(planned_floats(shape)) {
             scratch.plan(floats * size_of::<f32>());
         }
@@ -493,6 +495,7 @@ impl Device for CudaBackend {
         experts.plan(shape);
         latent.plan(shape);
         lora.plan(shape);
+        sampling.plan(shape);
         recurrence.plan(shape);
     }
 

@@ -1,5 +1,5 @@
-//! Products of weights and the rows of a step: few rows by `gemv_*` and, of packed weights and those of 16 bits, `gemm_*`; more
-//! rows of packed weights by `tiled_gemm_*`, and others by the driver's products of matrices.
+//! Products of weights and the rows of a step: few rows by `gemv_*` and, of packed weights and those of 16 bits, `gemm_*`; many
+//! by the driver's products of matrices.
 //!
 //! A product of matrices reads 16 bits: activations are rounded to the weight's type, bf16 for quantized ones, which are taken
 //! apart a slice of their features at a time. Weights in f32 keep f32. What must give the same bits whatever the rows stays with
@@ -22,7 +22,6 @@ use super::{
     memory::Scratch,
     packed::{BLOCK_COLUMNS, PANEL_ROWS, PackedFormat},
     pieces::{self, PieceProducts, Way},
-    tiled,
 };
 
 /// Rows up to which a weight in f32 is multiplied by `gemv_*`.
@@ -33,14 +32,15 @@ const FEW_VALUES: usize = 16 << 10;
 /// Rows up to which a quantized weight is multiplied by `gemv_*`, if it is not packed: its bytes are read once for 8 rows, and
 /// taken apart they would be written and read in 16 bits.
 const FEW_STORED_ROWS: usize = 32;
-/// Rows up to which a packed weight is multiplied by `gemm_*`, 32 at a time.
+/// Rows up to which a packed weight is multiplied by `gemm_*`, 32 at a time. Measured on an H100, 4096 x 14336 of Q4_K: 32 us for
+/// each 32 rows, and 180 us for 256 rows of the weight taken apart; in Llama-3-8B's shape on an H200, 128 rows at once are no
+/// faster than taken apart.
 const FEW_PACKED_ROWS: usize = 3 * pieces::MAX_ROWS;
-/// Rows up to which a packed weight is multiplied by `tiled_gemm_*`: of more, taking it apart once is the smaller part.
-const TILED_ROWS: usize = 384;
-/// Bytes of a slice of a quantized weight in bf16: what the L2 of a large GPU holds, so that the product finds it there.
-const TILE_BYTES: usize = 32 << 20;
+/// Bytes of a slice of a quantized weight in bf16. A larger one than L2 holds is read from memory again, but a product of few
+/// features leaves multiprocessors idle: Llama-3-8B's layers in Q4_K take 15 % longer for 256 rows on an H200 in slices of 32 MB.
+pub const SLICE_BYTES: usize = 128 << 20;
 /// A slice begins at a multiple of so many features: with a panel, and its columns of the output are aligned to 256 bytes.
-const TILE_FEATURES: usize = PANEL_ROWS;
+const SLICE_FEATURES: usize = PANEL_ROWS;
 /// Values that a CTA of `round_values` takes.
 const ROUNDED_VALUES: usize = 1024;
 /// Values that a CTA of `dequantize_*` writes.
@@ -63,17 +63,6 @@ pub struct Product<'a> {
     pub site: Option<u32>,
 }
 
-/// What multiplies.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum By {
-    /// `gemv_*` or `gemm_*`, which give a row the same bits beside any others.
-    FewRows,
-    /// `tiled_gemm_*`.
-    Tiles,
-    /// The driver.
-    Matrices,
-}
-
 /// What products need beside weights.
 pub struct Dense {
     driver: Arc<dyn Driver>,
@@ -83,15 +72,18 @@ pub struct Dense {
     has_matmul: bool,
     pieces: PieceProducts,
     rounded: Scratch,
-    tile: Scratch,
+    slice: Scratch,
+    slice_bytes: usize,
     workspace: Scratch,
 }
 
 impl Dense {
+    /// `slice_bytes`: see [`super::CudaOptions`].
+    ///
     /// Errors: [`CudaError::NoSuchKernel`].
-    pub fn new(driver: &Arc<dyn Driver>) -> Result<Self, CudaError> {
+    pub fn new(driver: &Arc<dyn Driver>, slice_bytes: usize) -> Result<Self, CudaError> {
         let has_matmul = driver.check_matmul().inspect_err(|error| {
-            tracing::warn!("prompts are computed a few rows at a time, which is slow, but for packed weights: {error}");
+            tracing::warn!("prompts are computed a few rows at a time, which is slow: {error}");
         });
         Ok(Self {
             driver: Arc::clone(driver),
@@ -100,7 +92,8 @@ impl Dense {
             has_matmul: has_matmul.is_ok(),
             pieces: PieceProducts::default(),
             rounded: Scratch::default(),
-            tile: Scratch::default(),
+            slice: Scratch::default(),
+            slice_bytes,
             workspace: Scratch::default(),
         })
     }
@@ -115,28 +108,23 @@ impl Dense {
         while let [product, ..] = *left {
             let linear = product.linear;
             assert_eq!(x.cols, linear.in_features(), "columns of the input");
-            let by = self.by(x.count, linear);
-            let most = if by == By::Matrices { 1 } else { MAX_TARGETS };
+            let is_few = self.is_few(x.count, linear);
+            let most = if is_few { MAX_TARGETS } else { 1 };
             let (alike, rest) = left.split_at(left.iter().take(most).take_while(|other| is_alike(&product, other)).count());
             left = rest;
             let element = operand(linear.dtype());
-            if by == By::FewRows {
-                let Some(way) = way(linear) else {
-                    // SAFETY: the caller's promise; these are alike.
-                    unsafe { linear::multiply_stored(&self.driver, x, alike)? };
-                    continue;
-                };
+            if let Some(way) = way(linear).filter(|_| is_few) {
                 let input = if x.count > pieces::F32_ROWS { Some(self.input(x, element, &mut rounded)?) } else { None };
-                // SAFETY: likewise, and what is rounded is of the same shape.
+                // SAFETY: the caller's promise; these are alike, and what is rounded is of the same shape.
                 unsafe { self.pieces.multiply(&self.driver, way, (x, input), alike)? };
                 continue;
             }
-            let input = self.input(x, element, &mut rounded)?;
-            if let (By::Tiles, Form::Packed(kernels)) = (by, linear.form()) {
+            if is_few {
                 // SAFETY: likewise.
-                unsafe { tiled::multiply(&mut self.pieces, &self.driver, kernels, (input, x.count), alike)? };
+                unsafe { linear::multiply_stored(&self.driver, x, alike)? };
                 continue;
             }
+            let input = self.input(x, element, &mut rounded)?;
             self.add_bias(x.count, product)?;
             let matmul = Matmul {
                 x: input,
@@ -164,7 +152,7 @@ impl Dense {
     /// The type that every product with so many rows reads, or f32, from which each takes what it reads.
     pub fn input_element<'a>(&self, rows: usize, linears: impl IntoIterator<Item = &'a CudaLinear>) -> ElementType {
         let mut elements = linears.into_iter().map(|linear| {
-            let reads_f32 = self.by(rows, linear) == By::FewRows && (rows <= pieces::F32_ROWS || way(linear).is_none());
+            let reads_f32 = self.is_few(rows, linear) && (rows <= pieces::F32_ROWS || way(linear).is_none());
             if reads_f32 { ElementType::F32 } else { operand(linear.dtype()) }
         });
         let first = elements.next().unwrap_or(ElementType::F32);
@@ -172,9 +160,10 @@ impl Dense {
         if first == ElementType::BF16 && elements.all(|element| element == first) { first } else { ElementType::F32 }
     }
 
-    /// What multiplies so many rows by a weight.
-    fn by(&self, rows: usize, linear: &CudaLinear) -> By {
-        by(self.has_matmul, linear.precision(), linear.dtype(), rows, linear.in_features())
+    /// Whether `gemv_*` or `gemm_*` multiplies by a weight.
+    fn is_few(&self, rows: usize, linear: &CudaLinear) -> bool {
+        let is_exact = !self.has_matmul || linear.precision() != Precision::Fast;
+        is_exact || is_few(linear.dtype(), rows, linear.in_features())
     }
 
     /// The rows as products of a weight read them that do not read f32.
@@ -224,15 +213,16 @@ impl Dense {
     }
 
     fn multiply_slices(&mut self, linear: &CudaLinear, matmul: Matmul) -> Result<(), CudaError> {
-        let features = tile_features(matmul.in_features).min(matmul.out_features);
-        let tile = self.tile.bytes(&self.driver, features * matmul.in_features * 2)?;
+        // Packed weights are taken apart by whole panels.
+        let features = slice_features(self.slice_bytes, matmul.in_features).min(matmul.out_features.next_multiple_of(PANEL_ROWS));
+        let memory = self.slice.bytes(&self.driver, features * matmul.in_features * 2)?;
         for first in (0..matmul.out_features).step_by(features) {
             let out_features = features.min(matmul.out_features - first);
             let out = matmul.out + (first * size_of::<f32>()) as u64;
-            // SAFETY: the slice lies in the weight, the tile has room for it, and `out` has the columns from `first` on.
+            // SAFETY: the slice lies in the weight, the memory has room for it, and `out` has the columns from `first` on.
             unsafe {
-                self.dequantize(linear, first, &Matmul { weight: tile, out_features, ..matmul })?;
-                self.driver.matmul(&Matmul { weight: tile, out, out_features, ..matmul })?;
+                self.dequantize(linear, first, &Matmul { weight: memory, out_features, ..matmul })?;
+                self.driver.matmul(&Matmul { weight: memory, out, out_features, ..matmul })?;
             }
         }
         Ok(())
@@ -244,11 +234,12 @@ impl Dense {
     /// The weight has them, and `slice.weight` has room for them.
     unsafe fn dequantize(&self, linear: &CudaLinear, first: usize, slice: &Matmul) -> Result<(), CudaError> {
         let &Matmul { weight: out, element, out_features, in_features, .. } = slice;
-        let (num_rows, cols, out_type) = (out_features as u32, in_features as u32, element as u32);
+        let (cols, out_type) = (in_features as u32, element as u32);
         match linear.form() {
             Form::Stored(StoredKernels { row_bytes, dequantize, .. }) => {
                 let w = linear.weight() + (first * row_bytes) as u64;
-                let args = DequantizeArgs { w, out, row_bytes: *row_bytes as u64, num_rows, cols, out_type, reserved: 0 };
+                let (row_bytes, num_rows) = (*row_bytes as u64, out_features as u32);
+                let args = DequantizeArgs { w, out, row_bytes, num_rows, cols, out_type, reserved: 0 };
                 let grid = [(out_features * in_features).div_ceil(DEQUANTIZED_VALUES), 1, 1];
                 let kernel = dequantize.expect("a format that is not packed");
                 // SAFETY: the caller's promise.
@@ -259,10 +250,11 @@ impl Dense {
                 // A slice begins with a panel.
                 let w = linear.weight() + (first / PANEL_ROWS * panel_bytes) as u64;
                 let panel_bytes = panel_bytes as u64;
-                let args = PackedDequantizeArgs { w, out, panel_bytes, num_rows, cols, out_type, reserved: 0 };
-                let blocks = out_features.div_ceil(PANEL_ROWS) * (in_features / BLOCK_COLUMNS);
+                let args = PackedDequantizeArgs { w, out, panel_bytes, cols, out_type };
+                let blocks = in_features / BLOCK_COLUMNS;
+                let grid = [blocks.div_ceil(DEQUANTIZED_BLOCKS), out_features.div_ceil(PANEL_ROWS), 1];
                 // SAFETY: the caller's promise.
-                unsafe { launch(&self.driver, *dequantize, [blocks.div_ceil(DEQUANTIZED_BLOCKS), 1, 1], &args) }
+                unsafe { launch(&self.driver, *dequantize, grid, &args) }
             }
         }
     }
@@ -270,7 +262,7 @@ impl Dense {
     /// Addresses that graphs know.
     pub fn buffers(&self) -> [DevicePtr; 5] {
         let [parts, arrivals] = self.pieces.buffers();
-        [self.rounded.at(), self.tile.at(), self.workspace.at(), parts, arrivals]
+        [self.rounded.at(), self.slice.at(), self.workspace.at(), parts, arrivals]
     }
 
     /// Bytes of the buffers once the largest step has run.
@@ -280,9 +272,9 @@ impl Dense {
 
     /// Steps of that shape are the largest.
     pub fn plan(&mut self, shape: &WorkspaceShape) {
-        let [rounded, tile, workspace, parts] = self.planned_bytes(shape);
+        let [rounded, slice, workspace, parts] = self.planned_bytes(shape);
         self.rounded.plan(rounded);
-        self.tile.plan(tile);
+        self.slice.plan(slice);
         self.workspace.plan(workspace);
         self.pieces.plan(parts);
     }
@@ -293,18 +285,15 @@ impl Dense {
         // What a recurrent layer gives is no wider than half of its projections: there is a gate for each column.
         let widest = shape.hidden_size.max(shape.intermediate_size).max(shape.num_heads * shape.head_dim);
         let widest = widest.max(shape.recurrent_width / 2);
-        let is_packed = PackedFormat::of(dtype, precision).is_some();
-        let is_by_pieces = is_packed || gemm_floats::takes(dtype, precision);
-        let by = by(self.has_matmul, precision, dtype, num_tokens, widest);
-        let has_many = by == By::Matrices;
+        let is_by_pieces = PackedFormat::of(dtype, precision).is_some() || gemm_floats::takes(dtype, precision);
+        let has_many = self.has_matmul && precision == Precision::Fast && !is_few(dtype, num_tokens, widest);
         let is_rounded =
             if is_by_pieces { num_tokens > pieces::F32_ROWS } else { has_many && operand(dtype) != ElementType::F32 };
-        let tiled_bytes = if is_packed && by != By::FewRows { tiled::PLANNED_PART_BYTES } else { 0 };
         [
             if is_rounded { num_tokens * widest * 2 } else { 0 },
-            if has_many && is_quantized(dtype) { tile_features(widest) * widest * 2 } else { 0 },
+            if has_many && is_quantized(dtype) { slice_features(self.slice_bytes, widest) * widest * 2 } else { 0 },
             if has_many { MATMUL_WORKSPACE } else { 0 },
-            if is_by_pieces { pieces::planned_part_bytes(num_tokens).max(tiled_bytes) } else { 0 },
+            if is_by_pieces { pieces::planned_part_bytes(num_tokens) } else { 0 },
         ]
     }
 }
@@ -332,29 +321,11 @@ fn is_alike(one: &Product<'_>, other: &Product<'_>) -> bool {
 }
 
 /// Features of a slice of a quantized weight at most.
-fn tile_features(in_features: usize) -> usize {
-    (TILE_BYTES / (in_features * 2) / TILE_FEATURES).max(1) * TILE_FEATURES
+fn slice_features(slice_bytes: usize, in_features: usize) -> usize {
+    (slice_bytes / (in_features * 2) / SLICE_FEATURES).max(1) * SLICE_FEATURES
 }
 
-/// What multiplies so many rows of so many columns by a weight.
-fn by(has_matmul: bool, precision: Precision, dtype: DType, rows: usize, in_features: usize) -> By {
-    if precision != Precision::Fast || is_few(dtype, rows, in_features) {
-        By::FewRows
-    } else if is_tiled(dtype, in_features) && (rows <= TILED_ROWS || !has_matmul) {
-        By::Tiles
-    } else if has_matmul {
-        By::Matrices
-    } else {
-        By::FewRows
-    }
-}
-
-/// Whether `tiled_gemm_*` multiply by weights of so many columns.
-fn is_tiled(dtype: DType, in_features: usize) -> bool {
-    PackedFormat::of(dtype, Precision::Fast).is_some() && in_features.is_multiple_of(tiled::STAGE_COLUMNS)
-}
-
-/// Whether rows are so few that other products are not worth it.
+/// Whether products of matrices are not worth it for so many rows.
 fn is_few(dtype: DType, rows: usize, in_features: usize) -> bool {
     match dtype {
         DType::BF16 | DType::F16 => rows <= pieces::MAX_ROWS,

@@ -17,8 +17,6 @@ pub struct PackedKernels {
     /// How weights lie.
     pub format: PackedFormat,
     gemm: [Kernel; GEMM_ROWS.len()],
-    /// `tiled_gemm_*`.
-    pub tiled: Kernel,
     /// `packed_dequantize_*`.
     pub dequantize: Kernel,
     /// `packed_embed_*`.
@@ -34,7 +32,6 @@ impl PackedKernels {
         Ok(Self {
             format,
             gemm: [gemm(GEMM_ROWS[0])?, gemm(GEMM_ROWS[1])?, gemm(GEMM_ROWS[2])?],
-            tiled: Kernel::named(&format!("tiled_gemm_{suffix}"))?,
             dequantize: Kernel::named(&format!("packed_dequantize_{suffix}"))?,
             embed: Kernel::named(&format!("packed_embed_{suffix}"))?,
         })

@@ -134,7 +134,7 @@ fn a_step_of_a_size_that_was_met_is_one_copy_and_one_launch() {
 }
 
 #[test]
-fn tokens_of_all_rows_are_drawn_with_one_copy_there_and_one_back() {
+fn tokens_of_all_rows_are_drawn_with_one_copy_of_masks_and_one_back() {
     let layer = Layer::new();
     let Layer { backend, mut hidden, table, recording, .. } = layer;
     let mut sampled = backend.alloc(8, DIM).unwrap();
@@ -152,9 +152,10 @@ fn tokens_of_all_rows_are_drawn_with_one_copy_there_and_one_back() {
         recording.events().into_iter().filter(copies).collect::<Vec<_>>()
     };
     draw(&[0, 1, 2, 3, 4, 5, 6, 7]);
-    // Entries of 32 bytes and masks of 4; ids and log probabilities of a row's token and its two likeliest ones.
-    assert_eq!(draw(&[0, 1, 2, 3]), [Event::Upload(4 * 32 + 2 * 4), Event::Download(4 * 3 * 8)]);
-    assert_eq!(draw(&[2, 3]), [Event::Upload(2 * 32 + 4), Event::Download(2 * 3 * 8)]);
+    // Masks of 4 bytes; ids and log probabilities of a row's token and its two likeliest ones.
+    assert_eq!(draw(&[0, 1, 2, 3]), [Event::Upload(2 * 4), Event::Download(4 * 3 * 8)]);
+    assert_eq!(draw(&[2, 3]), [Event::Upload(4), Event::Download(2 * 3 * 8)]);
+    assert_eq!(draw(&[3]), [Event::Download(3 * 8)], "how a row without a mask is sampled is an argument");
     assert_eq!(draw(&[2, 4])[0], Event::Upload(8), "rows that do not follow each other are a list");
 }
 

@@ -12,7 +12,7 @@ use crate::{
     EmbeddingDelta, EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, GateUpArgs, GatedDelta,
     KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases, LatentQuery, Linear, LinearDelta,
     LinearOptions, LowRank, Magnitude, Mamba2, Norm, NormKind, Phases, Precision, Projection, Recurrent, RecurrentArgs,
-    RecurrentPhases, ResidualArgs, RopeArgs, RouterScore, RoutingRule, StepMetadata, WeightView, mmap::Bytes,
+    RecurrentPhases, ResidualArgs, RopeArgs, RouterScore, RoutingRule, RowSampling, StepMetadata, WeightView, mmap::Bytes,
 };
 
 /// Kernels that no phase launches: floats are multiplied as they are.
@@ -72,8 +72,8 @@ fn linear(backend: &CudaBackend, format: DType, precision: Precision) -> Linear 
 /// One row, and up to every capacity, and many; and rows of a table.
 fn multiply(backend: &CudaBackend, format: DType, precision: Precision) {
     let linear = linear(backend, format, precision);
-    let (mut x, mut out) = (backend.alloc(400, WIDTH).unwrap(), backend.alloc(400, WIDTH).unwrap());
-    for rows in [1, 2, 4, 8, 16, 32, 200, 400] {
+    let (mut x, mut out) = (backend.alloc(200, WIDTH).unwrap(), backend.alloc(200, WIDTH).unwrap());
+    for rows in [1, 2, 4, 8, 16, 32, 200] {
         backend.embed(
             &EmbedArgs { table: EmbeddingTable::Loaded(&linear), token_ids: &vec![0; rows], adapters: &[], scale: 1.0 },
             &mut x,
@@ -156,7 +156,8 @@ fn add_bias_and_sample(backend: &CudaBackend) {
     let [mut x, mut logits] = [(); 2].map(|()| backend.alloc(100, WIDTH).unwrap());
     x.set_rows(100);
     backend.logits(&x, None, &linear, &[], &mut logits);
-    backend.sample(&logits, &[None; 100], 2);
+    let drawn = RowSampling { temperature: Some(1.0), top_k: Some(4), top_p: 1.0, min_p: 0.0, uniform: 0.5, mask: None };
+    backend.sample(&logits, &[Some(drawn); 100], 2);
 }
 
 /// Layers of a head whose state has so many rows, and the gate of attention.

@@ -43,7 +43,6 @@ mod slabs;
 mod swap;
 #[cfg(test)]
 mod tests;
-mod tiled;
 pub mod timing;
 mod turns;
 

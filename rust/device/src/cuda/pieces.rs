@@ -118,7 +118,11 @@ impl PieceProducts {
             };
             pieces += cut.num_pieces;
         }
-        let (parts, arrivals) = self.memory(driver, planned_floats(GEMM_ROWS[capacity]))?;
+        let parts = self.parts.floats(driver, planned_floats(GEMM_ROWS[capacity]))?;
+        let arrivals = match &self.arrivals {
+            Some(memory) => memory.at(),
+            None => self.arrivals.insert(DeviceMemory::zeroed(driver, ARRIVAL_BYTES)?).at(),
+        };
         let args = GemmArgs {
             x: x.at,
             targets,
@@ -135,16 +139,6 @@ impl PieceProducts {
         // SAFETY: the caller's promise; weights and biases have these shapes and live as long as the products, the parts have
         // room, and there is a number of arrivals for each piece.
         unsafe { launch(driver, way.kernels[capacity], [pieces, 1, 1], &args) }
-    }
-
-    /// Where so many floats of parts are left, and what counts who has left some: zeros, for [`MAX_TARGETS`] times
-    /// [`MAX_PIECES`] CTAs.
-    pub fn memory(&mut self, driver: &Arc<dyn Driver>, num_floats: usize) -> Result<(DevicePtr, DevicePtr), CudaError> {
-        let arrivals = match &self.arrivals {
-            Some(memory) => memory.at(),
-            None => self.arrivals.insert(DeviceMemory::zeroed(driver, ARRIVAL_BYTES)?).at(),
-        };
-        Ok((self.parts.floats(driver, num_floats)?, arrivals))
     }
 
     /// Addresses that graphs know.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    CudaBackend, CudaError, EMBEDDED, Kernel,
+    CudaBackend, CudaError, CudaOptions, EMBEDDED, Kernel,
     driver::{DeviceMemory, Driver},
     memory::{Constants, StepArena},
     planes::Plane,
@@ -282,11 +282,10 @@ fn many_rows_are_one_product_and_few_are_for_kernels_of_our_own() {
     assert_eq!(run(q4, Precision::Fast, 8), [launched("gemm_q4_0_r8", 1)]);
     assert_eq!(run(q4, Precision::Fast, 16), [launched("round_values", 1), launched("gemm_q4_0_r16", 1)]);
     assert_eq!(run(q4, Precision::Fast, 32), [launched("round_values", 2), launched("gemm_q4_0_r32", 1)]);
+    let taken_apart = [launched("round_values", 9), launched("packed_dequantize_q4_0", 1), Event::Matmul([129, 33, 64])];
+    assert_eq!(run(q4, Precision::Fast, 129), taken_apart);
     assert_eq!(run(q4, Precision::Fast, 96)[1..], vec![launched("gemm_q4_0_r32", 1); 3]);
-    assert_eq!(run(q4, Precision::Fast, 97), [launched("round_values", 7), launched("tiled_gemm_q4_0", 1)]);
-    assert_eq!(run(q4, Precision::Fast, 384)[1..], [launched("tiled_gemm_q4_0", 3)]);
-    let taken_apart = [launched("packed_dequantize_q4_0", 1), Event::Matmul([385, 33, 64])];
-    assert_eq!(run(q4, Precision::Fast, 385)[1..], taken_apart);
+    assert_eq!(run(q4, Precision::Fast, 97)[1..], [launched("packed_dequantize_q4_0", 1), Event::Matmul([97, 33, 64])]);
     let in_passes = [launched("round_values", 3), launched("gemm_q4_0_r32", 1), launched("gemm_q4_0_r16", 1)];
     for precision in [Precision::Fast, Precision::Deterministic] {
         assert_eq!(run(q4, precision, 33), in_passes);
@@ -352,16 +351,17 @@ fn without_cublaslt_many_rows_are_for_the_kernels_of_few() {
 #[test]
 fn slices_of_a_quantized_weight_cover_its_features_once() {
     let (recording, cols, features) = (RecordingDriver::new(1 << 30), 16384, 1024 * 2 + 3);
-    let backend = CudaBackend::new(Arc::<RecordingDriver>::clone(&recording) as _).unwrap();
+    let options = CudaOptions { slice_bytes: 1024 * cols * 2, ..CudaOptions::default() };
+    let backend = CudaBackend::with(Arc::<RecordingDriver>::clone(&recording) as _, options).unwrap();
     let dtype = DType::Ggml(GgmlType::Q4_0);
     let bytes = Bytes::from_vec(vec![0; dtype.row_bytes(cols).unwrap() * features]);
     let weight = WeightView::new(dtype, features, cols, bytes).unwrap();
     let options = LinearOptions { name: "w".into(), precision: Precision::Fast, bias: None };
     let linear = backend.load_linear(&weight, &options).unwrap();
-    let (mut x, mut out) = (backend.alloc(400, cols).unwrap(), backend.alloc(400, features).unwrap());
-    x.set_rows(400);
+    let (mut x, mut out) = (backend.alloc(140, cols).unwrap(), backend.alloc(140, features).unwrap());
+    x.set_rows(140);
     recording.events();
     backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
     let products = recording.events().into_iter().filter(|event| matches!(event, Event::Matmul(_)));
-    assert_eq!(products.collect::<Vec<_>>(), [1024, 1024, 3].map(|features| Event::Matmul([400, features, cols])));
+    assert_eq!(products.collect::<Vec<_>>(), [1024, 1024, 3].map(|features| Event::Matmul([140, features, cols])));
 }
