@@ -54,7 +54,9 @@ fn an_adapter_agrees_with_its_golden() {
 #[test]
 #[ignore = "some minutes: every adapter of PEFT's"]
 fn adapters_agree_with_their_goldens() {
-    PEFT.into_iter().for_each(|name| check_golden(name, 24));
+    for name in PEFT {
+        check_golden(name, 24);
+    }
 }
 
 /// Adapters of each kind beside each other and beside requests without, eager and in graphs.

@@ -68,6 +68,8 @@ unsafe impl Send for HostPtr {}
 /// A GPU, from which one thread at a time computes. Everything happens in the order in which it was asked for: the order of the
 /// steps. Only [`Self::copy_out`] and [`Self::copy_in`] have an order of their own beside it, which meets that one where it is
 /// told to.
+///
+/// Other threads load adapters beside the steps, and give their memory back: what they ask for waits while a step is recorded.
 pub trait Driver: Send + Sync {
     /// What the GPU is.
     fn gpu(&self) -> &Gpu;

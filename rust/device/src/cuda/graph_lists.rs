@@ -1,8 +1,8 @@
 //! The lists of a step at addresses that do not change, padded to the size of a graph, and copied at once.
 //!
 //! ```text
-//!         | token ids | positions | rope positions | states | adapters | slots of each group | work and merges of each kind of layer |
-//! smaller sizes begin later                                                                                     they all end here: ^
+//!         | token ids | positions | rope positions | states | adapters | slots of each group | attention of each kind of layer |
+//! smaller sizes begin later                                                                               they all end here: ^
 //! | block table of group 0, request 0 | group 0, request 1 | ... | group 1, request 0 | ...
 //! ```
 //!
