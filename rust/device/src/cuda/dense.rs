@@ -32,10 +32,9 @@ const FEW_VALUES: usize = 16 << 10;
 /// Rows up to which a quantized weight is multiplied by `gemv_*`, if it is not packed: its bytes are read once for 8 rows, and
 /// taken apart they would be written and read in 16 bits.
 const FEW_STORED_ROWS: usize = 32;
-/// Rows up to which a packed weight is multiplied by `gemm_*`, 32 at a time. Measured on an H100, 4096 x 14336 of Q4_K: 32 us for
-/// each 32 rows, and 180 us for 256 rows of the weight taken apart; in Llama-3-8B's shape on an H200, 128 rows at once are no
-/// faster than taken apart.
-const FEW_PACKED_ROWS: usize = 3 * pieces::MAX_ROWS;
+/// Rows up to which a packed weight is multiplied by `gemm_*`, 32 at a time. Measured on an H200, a step of Llama-3-8B's shape in
+/// Q4_K: 10.8 ms for 64 rows and 15.6 ms for 96, and 13.4 ms for 128 rows of the weights taken apart.
+const FEW_PACKED_ROWS: usize = 2 * pieces::MAX_ROWS;
 /// Bytes of a slice of a quantized weight in bf16. A larger one than L2 holds is read from memory again, but a product of few
 /// features leaves multiprocessors idle: Llama-3-8B's layers in Q4_K take 15 % longer for 256 rows on an H200 in slices of 32 MB.
 pub const SLICE_BYTES: usize = 128 << 20;
