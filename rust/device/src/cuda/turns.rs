@@ -17,15 +17,34 @@ pub struct Turns {
 struct State {
     recorder: Option<ThreadId>,
     num_asking: usize,
+    num_waiting: usize,
 }
 
 /// No other thread begins to record as long as this lives.
 pub struct Asking<'a>(&'a Turns);
 
 impl Turns {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn wait_while(&self, is_busy: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        self.changed.wait_while(state, |state| is_busy(state)).unwrap_or_else(PoisonError::into_inner)
+        let mut state = self.lock();
+        while is_busy(&state) {
+            state.num_waiting += 1;
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.num_waiting -= 1;
+        }
+        state
+    }
+
+    /// Changes what others wait for. To wake nobody would be a system call too, and every launch would make it.
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.lock();
+        change(&mut state);
+        if state.num_waiting > 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// Waits until no other thread records.
@@ -43,15 +62,13 @@ impl Turns {
 
     /// See [`Self::begin_recording`].
     pub fn end_recording(&self) {
-        self.wait_while(|_| false).recorder = None;
-        self.changed.notify_all();
+        self.change(|state| state.recorder = None);
     }
 }
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        self.0.wait_while(|_| false).num_asking -= 1;
-        self.0.changed.notify_all();
+        self.0.change(|state| state.num_asking -= 1);
     }
 }
 
