@@ -86,7 +86,7 @@ fn few(dtype: DType) -> usize {
     match dtype {
         DType::F32 => 8,
         DType::F16 | DType::BF16 => 32,
-        DType::Ggml(_) => 96,
+        DType::Ggml(_) => 64,
     }
 }
 
