@@ -195,7 +195,9 @@ __device__ __forceinline__ void multiply_tiles(float (&sums)[4], const uint32_t 
 // What f16 does not reach becomes its largest.
 __device__ __forceinline__ float within_f16(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
 
-__device__ __forceinline__ float warp_sum(float x) {
+// Of floats, or of whole numbers.
+template <class T>
+__device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll
     for (int with = 16; with > 0; with /= 2) x += __shfl_xor_sync(WHOLE_WARP, x, with);
     return x;
@@ -208,11 +210,12 @@ __device__ __forceinline__ float warp_max(float x) {
 }
 
 // Sum over a CTA of up to 32 warps, the same in every thread; `scratch` holds a value a warp and is free again afterwards.
-__device__ __forceinline__ float cta_sum(float x, float* scratch) {
+template <class T>
+__device__ __forceinline__ T cta_sum(T x, T* scratch) {
     x = warp_sum(x);
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
     __syncthreads();
-    float sum = 0.0f;
+    T sum = 0;
     for (unsigned warp = 0; warp < blockDim.x / 32; warp++) sum += scratch[warp];
     __syncthreads();
     return sum;

@@ -255,7 +255,7 @@ struct Drawing {
         for (uint32_t part = 0; part < num_parts; part++) {
             Wide sum = 0;
             each_of(part, [&](Wide candidate) { sum += kept_weight(cut, candidate); });
-            sum = cta_weight(sum, shared.sums);
+            sum = cta_sum(sum, shared.sums);
             if (threadIdx.x == 0) shared.part_weights[part] += sum;
         }
         return cut;
@@ -273,7 +273,7 @@ struct Drawing {
             for (unsigned j = 0; j < 4; j++) {
                 sum += kept_weight(cut, candidate(logits.values[i][j], Logits::first_id(part, i) + j));
             }
-            sum = warp_weight(sum);
+            sum = warp_sum(sum);
             if (lane == 0) shared.segments[i * WARPS + warp] = sum;
         }
         __syncthreads();
@@ -334,8 +334,7 @@ struct Drawing {
 
 }  // namespace
 
-WEIGHT_KERNEL(sample, SampleArgs, THREADS, sizeof(LikeliestShared), 3) {
-    wait_for_inputs();
+DEFINE_KERNEL(sample, SampleArgs, THREADS, sizeof(LikeliestShared), 3, wait_for_inputs()) {
     SHARED_MEMORY(bytes);
     LikeliestShared& shared = *reinterpret_cast<LikeliestShared*>(bytes);
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = blockIdx.x;
@@ -378,8 +377,7 @@ WEIGHT_KERNEL(sample, SampleArgs, THREADS, sizeof(LikeliestShared), 3) {
     if (warp == 0) finish_likeliest(args, row);
 }
 
-WEIGHT_KERNEL(sample_cut, SampleArgs, THREADS, sizeof(CutShared), 3) {
-    wait_for_inputs();
+DEFINE_KERNEL(sample_cut, SampleArgs, THREADS, sizeof(CutShared), 3, wait_for_inputs()) {
     SHARED_MEMORY(bytes);
     CutShared& shared = *reinterpret_cast<CutShared*>(bytes);
     const SampleRow& row = args.rows[blockIdx.y];
@@ -416,8 +414,7 @@ WEIGHT_KERNEL(sample_cut, SampleArgs, THREADS, sizeof(CutShared), 3) {
     if (is_last_to_arrive(args.arrivals + blockIdx.y, gridDim.x - 1, &shared.arrived)) finish_cut(args, row, shared);
 }
 
-WEIGHT_KERNEL(sample_draw, SampleArgs, THREADS, sizeof(DrawShared), 3) {
-    wait_for_inputs();
+DEFINE_KERNEL(sample_draw, SampleArgs, THREADS, sizeof(DrawShared), 3, wait_for_inputs()) {
     SHARED_MEMORY(bytes);
     DrawShared& shared = *reinterpret_cast<DrawShared*>(bytes);
     const SampleRow& row = args.rows[blockIdx.y];
@@ -441,7 +438,7 @@ WEIGHT_KERNEL(sample_draw, SampleArgs, THREADS, sizeof(DrawShared), 3) {
             if (at < SAMPLE_LISTED) args.lists[part * SAMPLE_LISTED + at] = candidate(logit, id);
         }
     });
-    sum = cta_weight(sum, shared.sums);
+    sum = cta_sum(sum, shared.sums);
     if (threadIdx.x == 0) args.parts[part].weight = sum, args.parts[part].num_listed = shared.num_listed;
     if (is_last_to_arrive(args.arrivals + blockIdx.y, gridDim.x - 1, &shared.arrived)) drawing.finish();
 }

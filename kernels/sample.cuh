@@ -40,12 +40,6 @@ __device__ __forceinline__ Wide warp_largest(Wide x) {
     return Wide(largest) << 32 | __reduce_max_sync(WHOLE_WARP, high == largest ? uint32_t(x) : 0);
 }
 
-__device__ __forceinline__ Wide warp_weight(Wide x) {
-#pragma unroll
-    for (int with = 16; with > 0; with /= 2) x += __shfl_xor_sync(WHOLE_WARP, x, with);
-    return x;
-}
-
 // The sum over the lanes up to this one.
 __device__ __forceinline__ Wide warp_weight_upto(Wide x) {
 #pragma unroll
@@ -62,15 +56,6 @@ __device__ __forceinline__ Wide cta_largest(Wide x, Wide* scratch) {
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
     __syncthreads();
     x = warp_largest(threadIdx.x % 32 < WARPS ? scratch[threadIdx.x % 32] : 0);
-    __syncthreads();
-    return x;
-}
-
-__device__ __forceinline__ Wide cta_weight(Wide x, Wide* scratch) {
-    x = warp_weight(x);
-    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = warp_weight(threadIdx.x % 32 < WARPS ? scratch[threadIdx.x % 32] : 0);
     __syncthreads();
     return x;
 }
