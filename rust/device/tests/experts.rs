@@ -75,7 +75,8 @@ fn experts_agree_with_the_plain_backend_and_a_row_has_the_bits_that_it_has_alone
     let weights = Weights::new(&mut rng);
     let mut norm = || Norm { kind: NormKind::Rms, weight: rng.floats(HIDDEN).into(), bias: None, eps: 1e-5 };
     let (norm, post_norm) = (norm(), norm());
-    let rows: Vec<_> = (0..70).map(|_| rng.floats(HIDDEN)).collect();
+    // More rows of all experts than are computed together.
+    let rows: Vec<_> = (0..140).map(|_| rng.floats(HIDDEN)).collect();
     for (variant, rule) in RULES.into_iter().enumerate() {
         for norms in [[Some(&norm), None], [None, Some(&post_norm)]] {
             let reference = ReferenceBackend::new();

@@ -69,6 +69,15 @@ impl Phase {
         Self { weights: all, in_turn: None }
     }
 
+    /// One whose weights are known only when it begins: nobody looks beyond it. `address` is one that no other phase begins with.
+    pub(super) fn unforeseen(address: usize) -> Self {
+        Self::new(std::iter::once(Panels { address, count: 0, bytes: 0 }))
+    }
+
+    fn is_unforeseen(&self) -> bool {
+        self.weights[0].count == 0
+    }
+
     /// The same of weights with equally many panels, taken in turn.
     pub(super) fn in_turn(self, stretch: usize) -> Self {
         Self { in_turn: Some(stretch), ..self }
@@ -158,7 +167,7 @@ impl Reader {
                     self.memory.push_back(from..to);
                 }
             });
-            if at >= AHEAD {
+            if at >= AHEAD || phase.is_unforeseen() {
                 break;
             }
         }
@@ -273,6 +282,23 @@ mod tests {
             reader.look(&ahead, worker);
             assert_eq!(prefetched(&mut reader), share(&phases[next], worker));
         }
+    }
+
+    #[test]
+    fn nobody_looks_beyond_a_phase_that_cannot_be_foreseen() {
+        let (ahead, mut reader, worker) = (ReadAhead::default(), Reader::new(), (0, 1));
+        let phases = [phase(0, &[1], PIECE), Phase::unforeseen(9), phase(1, &[1], PIECE)];
+        for phase in &phases {
+            ahead.enter(phase);
+        }
+        reader.look(&ahead, worker);
+        assert_eq!(prefetched(&mut reader), share(&phases[0], worker));
+        ahead.enter(&phases[0]);
+        reader.look(&ahead, worker);
+        assert_eq!(prefetched(&mut reader), []);
+        ahead.enter(&phases[1]);
+        reader.look(&ahead, worker);
+        assert_eq!(prefetched(&mut reader), [&phases[2], &phases[0]].map(|phase| share(phase, worker).remove(0)));
     }
 
     #[test]

@@ -1,10 +1,13 @@
-//! Mixtures of experts: rows are sorted by expert, and each expert that is touched runs over its rows as a network of its own.
-//! So its weights are read once a step, and a row has the bits that it has alone.
+//! Mixtures of experts: rows are sorted by expert, and each expert that is touched runs over its rows as a network of its own, all
+//! of them in the same phases ([`grouped`]). So its weights are read once a step, and a row has the bits that it has alone.
 
 use super::{
+    CpuLinear,
     buffer::Buffer,
     elementwise::{add_scaled, norm_row},
-    gate_up, norm_linear,
+    gate_up,
+    grouped::{self, Group},
+    norm_linear,
     out::SharedOut,
     phases::{LinearContext, LinearScratch},
 };
@@ -22,19 +25,31 @@ pub struct ExpertScratch {
     logits: Buffer,
     /// Weights of the shared expert, `[rows, 1]`.
     shared: Buffer,
-    /// The rows of one expert, `[rows, hidden_size]`.
+    /// The rows of some experts, `[slots, hidden_size]`.
     input: Buffer,
-    /// `[rows, intermediate_size]`.
+    /// `[slots, intermediate_size]`.
     hidden: Buffer,
     /// The same of up, where gate and up are multiplied apart.
     up: Buffer,
-    /// `[rows, hidden_size]`.
+    /// `[slots, hidden_size]`.
     output: Buffer,
     /// `[rows, hidden_size]`.
     sum: Buffer,
-    /// Expert, row and weight, in order of expert, then of row.
-    slots: Vec<(usize, usize, f32)>,
+    slots: Vec<Slot>,
+    /// Rows of some slots and the slots' places, in this order.
+    by_row: Vec<(usize, usize)>,
 }
+
+/// A row of an expert. They are in order of expert, then of row.
+#[derive(Clone, Copy, Default)]
+struct Slot {
+    expert: usize,
+    row: usize,
+    weight: f32,
+}
+
+/// Rows of several experts that are computed together at most; more of them are too large for caches.
+const GROUPED_ROWS: usize = 256;
 
 /// Bytes of [`ExpertScratch`] once it has grown to its largest.
 pub fn workspace_bytes(shape: &WorkspaceShape) -> u64 {
@@ -42,7 +57,10 @@ pub fn workspace_bytes(shape: &WorkspaceShape) -> u64 {
         return 0;
     }
     let WorkspaceShape { num_tokens, hidden_size, intermediate_size, num_experts, .. } = *shape;
-    (num_tokens * (4 * hidden_size + intermediate_size + num_experts) * size_of::<f32>()) as u64
+    // Rows of several experts in what goes into them, what is within, and what comes out.
+    let num_slots = num_tokens.max(GROUPED_ROWS.min(num_tokens * num_experts));
+    let floats = num_slots * (2 * hidden_size + intermediate_size) + num_tokens * (2 * hidden_size + num_experts);
+    (floats * size_of::<f32>()) as u64
 }
 
 /// [`ExpertPhases::experts`](crate::ExpertPhases::experts).
@@ -53,7 +71,7 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
     let context = context.checked();
     let ExpertArgs { hidden, norm, experts, post_norm, scale } = args;
     let (rows, cols) = (hidden.rows(), hidden.cols());
-    let ExpertScratch { normed, logits, shared, input, hidden: inner, up, output, sum, slots } = scratch;
+    let ExpertScratch { normed, logits, shared, input, hidden: inner, up, output, sum, slots, by_row } = scratch;
     let normed = normed.rows(rows, cols);
     write_rows(context, normed, &|row, out| match norm {
         Some(norm) => norm_row(context.isa, norm, hidden.row(row), out),
@@ -69,53 +87,34 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
     let sum = sum.rows(rows, cols);
     sum.as_mut_slice().fill(0.0);
 
-    let mut network =
-        |context: LinearContext<'_>, scratch: &mut LinearScratch, expert: &Expert, x: &Tensor, output: &mut Tensor| {
-            let width = expert.up.out_features;
-            let out = inner.rows(x.rows(), width);
-            match experts.activation {
-                ExpertActivation::Gated(activation) => {
-                    let args = GateUpArgs { x, norm: None, gate: Some(&expert.gate), up: &expert.up, activation, out };
-                    gate_up(context, scratch, args);
-                }
-                ExpertActivation::Clamped { alpha, limit } => {
-                    let up = up.rows(x.rows(), width);
-                    let mut projections = [(&expert.gate, &mut *out), (&expert.up, &mut *up)];
-                    let mut projections = projections.each_mut().map(|(linear, out)| Projection { linear, out });
-                    norm_linear(context, scratch, x, None, &mut projections);
-                    ExpertActivation::clamp(alpha, limit, out.as_mut_slice(), up.as_slice());
-                }
-            }
-            norm_linear(context, scratch, out, None, &mut [Projection { linear: &expert.down, out: output }]);
-        };
-    for slots in slots.chunk_by(|a, b| a.0 == b.0) {
+    let mut rest = &slots[..];
+    while !rest.is_empty() {
+        let groups = next_groups(rest, experts, context.adapters);
+        let (slots, behind) = rest.split_at(groups.last().map_or(rest.len(), |group| group.rows.end));
+        rest = behind;
         let input = input.rows(slots.len(), cols);
         write_rows(context, input, &|place, x| {
-            let (_, row, weight) = slots[place];
+            let Slot { row, weight, .. } = slots[place];
             x.copy_from_slice(normed.row(row));
             if experts.scales_input {
-                for x in x {
-                    *x *= weight;
-                }
+                x.iter_mut().for_each(|x| *x *= weight);
             }
         });
         let output = output.rows(slots.len(), cols);
-        let adapters = AdapterRows::of_chosen(context.adapters, &slots.iter().map(|(_, row, _)| *row as u32));
-        network(LinearContext { adapters: &adapters, ..context }, linear, &experts.experts[slots[0].0], input, output);
-        let (output, shared_sum) = (&*output, SharedOut::new(sum.as_mut_slice()));
-        context.for_rows((slots.len(), cols), 1, &|range| {
-            for place in range {
-                let (_, row, weight) = slots[place];
-                let weight = if experts.scales_input { 1.0 } else { weight };
-                // SAFETY: an expert has each row once, and each of its rows belongs to one thread.
-                let sum = unsafe { shared_sum.part(row * cols, cols) };
-                add_scaled(context.isa, output.row(place), weight, sum);
-            }
-        });
+        if let [Group { expert, .. }] = groups[..] {
+            let adapters = AdapterRows::of_chosen(context.adapters, &slots.iter().map(|slot| slot.row as u32));
+            let context = LinearContext { adapters: &adapters, ..context };
+            network(context, linear, (expert, experts.activation), input, (inner, up), output);
+        } else {
+            let inner = inner.rows(slots.len(), experts.experts[0].up.out_features);
+            grouped::gate_up(context, linear, &groups, input, experts.activation, inner);
+            grouped::down(context, linear, &groups, inner, output);
+        }
+        add_slots(context, (slots, by_row), experts.scales_input, output, sum);
     }
     if let Some(SharedExpert { expert, weight }) = &experts.shared {
         let output = output.rows(rows, cols);
-        network(context, linear, expert, normed, output);
+        network(context, linear, (expert, experts.activation), normed, (inner, up), output);
         let weights = weight.as_ref().map(|weight| {
             let shared = shared.rows(rows, 1);
             product(linear, normed, weight, shared);
@@ -146,12 +145,83 @@ fn write_rows(context: LinearContext<'_>, out: &mut Tensor, body: &(dyn Fn(usize
     });
 }
 
+/// Of one expert `output = down(activation(gate(x), up(x)))`.
+fn network(
+    context: LinearContext<'_>,
+    scratch: &mut LinearScratch,
+    (expert, activation): (&Expert, ExpertActivation),
+    x: &Tensor,
+    (inner, up): (&mut Buffer, &mut Buffer),
+    output: &mut Tensor,
+) {
+    let width = expert.up.out_features;
+    let out = inner.rows(x.rows(), width);
+    match activation {
+        ExpertActivation::Gated(activation) => {
+            gate_up(context, scratch, GateUpArgs { x, norm: None, gate: Some(&expert.gate), up: &expert.up, activation, out });
+        }
+        ExpertActivation::Clamped { alpha, limit } => {
+            let up = up.rows(x.rows(), width);
+            let mut projections = [(&expert.gate, &mut *out), (&expert.up, &mut *up)];
+            let mut projections = projections.each_mut().map(|(linear, out)| Projection { linear, out });
+            norm_linear(context, scratch, x, None, &mut projections);
+            ExpertActivation::clamp(alpha, limit, out.as_mut_slice(), up.as_slice());
+        }
+    }
+    norm_linear(context, scratch, out, None, &mut [Projection { linear: &expert.down, out: output }]);
+}
+
+/// The first experts of `slots` and their rows: as many as have up to [`GROUPED_ROWS`] together; one that adapters change, or that AMX
+/// computes, alone.
+fn next_groups<'a>(slots: &[Slot], experts: &'a Experts, adapters: &[AdapterRows]) -> Vec<Group<'a>> {
+    let (mut groups, mut start) = (Vec::new(), 0);
+    for slots in slots.chunk_by(|a, b| a.expert == b.expert) {
+        let expert = &experts.experts[slots[0].expert];
+        let rows = start..start + slots.len();
+        let weights = [&expert.gate, &expert.up, &expert.down];
+        let is_alone = AdapterRows::touch(adapters, weights)
+            || weights.iter().any(|linear| linear.weight::<CpuLinear>().is_for_tiles(slots.len()));
+        if !groups.is_empty() && (is_alone || rows.end > GROUPED_ROWS) {
+            break;
+        }
+        start = rows.end;
+        groups.push(Group { expert, rows });
+        if is_alone {
+            break;
+        }
+    }
+    groups
+}
+
+/// Adds what the experts of slots make of their rows, in order of expert.
+fn add_slots(
+    context: LinearContext<'_>,
+    (slots, by_row): (&[Slot], &mut Vec<(usize, usize)>),
+    is_weighted: bool,
+    output: &Tensor,
+    sum: &mut Tensor,
+) {
+    by_row.clear();
+    by_row.extend(slots.iter().enumerate().map(|(place, slot)| (slot.row, place)));
+    by_row.sort_unstable();
+    let (rows, cols, by_row) = (sum.rows(), sum.cols(), &**by_row);
+    let sum = SharedOut::new(sum.as_mut_slice());
+    context.for_rows((rows, cols), 1, &|range| {
+        let first = by_row.partition_point(|(row, _)| *row < range.start);
+        for (row, place) in by_row[first..].iter().take_while(|(row, _)| *row < range.end) {
+            let weight = if is_weighted { 1.0 } else { slots[*place].weight };
+            // SAFETY: each row belongs to one thread.
+            add_scaled(context.isa, output.row(*place), weight, unsafe { sum.part(row * cols, cols) });
+        }
+    });
+}
+
 /// Chooses the experts of every row. A row whose logits mean nothing goes to some experts all the same.
-fn route(context: LinearContext<'_>, experts: &Experts, logits: &Tensor, slots: &mut Vec<(usize, usize, f32)>) {
+fn route(context: LinearContext<'_>, experts: &Experts, logits: &Tensor, slots: &mut Vec<Slot>) {
     let correction = experts.correction.as_ref().map(|values| &values[..]);
     let num_chosen = experts.rule.num_chosen;
     slots.clear();
-    slots.resize(logits.rows() * num_chosen, (0, 0, 0.0));
+    slots.resize(logits.rows() * num_chosen, Slot::default());
     let shared = SharedOut::new(slots);
     context.for_rows((logits.rows(), logits.cols() * num_chosen), 1, &|range| {
         let mut chosen = vec![(0, 0.0); num_chosen];
@@ -159,9 +229,11 @@ fn route(context: LinearContext<'_>, experts: &Experts, logits: &Tensor, slots: 
             experts.rule.choose(logits.row(row), correction, &mut chosen);
             // SAFETY: each row belongs to one thread.
             let slots = unsafe { shared.part(row * num_chosen, num_chosen) };
-            slots.iter_mut().zip(&chosen).for_each(|(slot, (expert, weight))| *slot = (*expert, row, *weight));
+            for (slot, &(expert, weight)) in slots.iter_mut().zip(&chosen) {
+                *slot = Slot { expert, row, weight };
+            }
         }
     });
     // Stable: the rows of an expert stay in order.
-    slots.sort_by_key(|(expert, ..)| *expert);
+    slots.sort_by_key(|slot| slot.expert);
 }

@@ -7,7 +7,7 @@
 #![allow(clippy::inline_always)]
 
 use super::{
-    PANEL, Tile,
+    PANEL, ROWS,
     elementwise::{LANES, add_lanes},
 };
 use crate::{DType, WeightView, cpu::Isa, quant::dequantize_row};
@@ -31,9 +31,9 @@ pub(super) const fn element_bytes(dtype: u8) -> usize {
     if dtype == F32 { 4 } else { 2 }
 }
 
-/// `out[m][n] = dot(weight row n, x row m)` for `rows` weight rows of `bytes` and `1..=4` rows of `x`, all of `cols` columns.
-/// A kernel of an ISA above the machine's must not be called.
-pub(super) type Kernel = unsafe fn(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut Tile);
+/// `out[m][n] = dot(weight row n, x row m)` for `rows` weight rows of `bytes` and as many rows of `x` as of `out`, all of `cols`
+/// columns. A kernel of an ISA above the machine's must not be called.
+pub(super) type Kernel = unsafe fn(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut [[f32; PANEL]]);
 
 /// Rows `start..end` of a weight, at most a panel, through `buffer` where they need dequantizing.
 pub(super) fn float_rows<'a>(weight: &'a WeightView, start: usize, end: usize, buffer: &'a mut [f32]) -> FloatRows<'a> {
@@ -57,10 +57,10 @@ pub(super) fn float_rows<'a>(weight: &'a WeightView, start: usize, end: usize, b
 }
 
 impl FloatRows<'_> {
-    /// `out[m][n] = dot(row n, x row m)`, `x` being `[num_rows, cols]`, at most 4 rows. `isa` is not above the machine's.
-    pub(super) fn multiply(&self, isa: Isa, x: &[f32], num_rows: usize, out: &mut Tile) {
+    /// `out[m][n] = dot(row n, x row m)`, of as many rows of `x`, `[rows, cols]`, as `out` has. `isa` is not above the machine's.
+    pub(super) fn multiply(&self, isa: Isa, x: &[f32], out: &mut [[f32; PANEL]]) {
         debug_assert!(self.rows <= PANEL);
-        let x = &x[..num_rows * self.cols];
+        let x = &x[..out.len() * self.cols];
         let kernel: Kernel = match (isa, self.dtype) {
             #[cfg(target_arch = "x86_64")]
             (Isa::Amx | Isa::Avx512, F32) => super::float_avx512::multiply::<F32>,
@@ -106,22 +106,27 @@ pub(super) fn pad(x: &[f32]) -> [f32; LANES] {
     out
 }
 
-fn scalar<const D: u8>(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut Tile) {
+fn scalar<const D: u8>(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut [[f32; PANEL]]) {
+    if cols == 0 {
+        return out.fill([0.0; PANEL]);
+    }
     let row_bytes = cols * element_bytes(D);
-    for n in 0..rows {
-        let row = &bytes[n * row_bytes..(n + 1) * row_bytes];
-        let mut lanes = [[0.0f32; LANES]; super::ROWS];
-        for (c, w) in row.chunks(LANES * element_bytes(D)).enumerate() {
-            let w = widen::<D>(w);
-            for (lanes, x) in lanes.iter_mut().zip(x.chunks_exact(cols)) {
-                let x = pad(&x[c * LANES..]);
-                for i in 0..LANES {
-                    lanes[i] += w[i] * x[i];
+    for (x, out) in x.chunks(ROWS * cols).zip(out.chunks_mut(ROWS)) {
+        for n in 0..rows {
+            let row = &bytes[n * row_bytes..(n + 1) * row_bytes];
+            let mut lanes = [[0.0f32; LANES]; ROWS];
+            for (c, w) in row.chunks(LANES * element_bytes(D)).enumerate() {
+                let w = widen::<D>(w);
+                for (lanes, x) in lanes.iter_mut().zip(x.chunks_exact(cols)) {
+                    let x = pad(&x[c * LANES..]);
+                    for i in 0..LANES {
+                        lanes[i] += w[i] * x[i];
+                    }
                 }
             }
-        }
-        for (out, lanes) in out.iter_mut().zip(lanes) {
-            out[n] = add_lanes(lanes);
+            for (out, lanes) in out.iter_mut().zip(lanes) {
+                out[n] = add_lanes(lanes);
+            }
         }
     }
 }

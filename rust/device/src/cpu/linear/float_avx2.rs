@@ -4,23 +4,21 @@
 use std::arch::x86_64::*;
 
 use super::{
-    Tile,
-    elementwise::{LANES, add_lanes},
+    PANEL,
+    elementwise::{self, LANES},
     float::{BF16, F16, F32, element_bytes, pad, widen},
 };
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn multiply<const D: u8>(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut Tile) {
+pub(super) fn multiply<const D: u8>(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut [[f32; PANEL]]) {
     let row_bytes = cols * element_bytes(D);
     assert!(bytes.len() >= rows * row_bytes);
-    let num_rows = x.len().checked_div(cols).unwrap_or(0);
-    if num_rows == 0 {
-        return out.fill([0.0; super::PANEL]);
+    if cols == 0 {
+        return out.fill([0.0; PANEL]);
     }
     let mut m = 0;
-    while m < num_rows {
-        let (x, outs) = (&x[m * cols..], &mut out[m..]);
-        let pair = num_rows - m >= 2;
+    while m < out.len() {
+        let (x, pair, outs) = (&x[m * cols..], out.len() - m >= 2, &mut out[m..]);
         let mut n = 0;
         while n < rows {
             let w = &bytes[n * row_bytes..];
@@ -53,6 +51,22 @@ unsafe fn load<const D: u8>(p: *const u8) -> __m256 {
     }
 }
 
+/// The sums of 4 times 16 partial sums, added as [`elementwise::add_lanes`] adds them.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add_lanes(partial: [[__m256; 2]; 4]) -> [f32; 4] {
+    // i and i + 8; i and i + 4, of two sums at once; then i and i + 2, of all four.
+    let [a, b, c, d] = partial.map(|[low, high]| _mm256_add_ps(low, high));
+    let [ac, bd] =
+        [[a, c], [b, d]].map(|[a, b]| _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b)));
+    let all = _mm256_add_ps(_mm256_shuffle_ps::<0x44>(ac, bd), _mm256_shuffle_ps::<0xee>(ac, bd));
+    let all = _mm256_hadd_ps(all, all);
+    let mut sums = [0.0; 8];
+    // SAFETY: `sums` is 8 f32.
+    unsafe { _mm256_storeu_ps(sums.as_mut_ptr(), all) };
+    [sums[0], sums[1], sums[4], sums[5]]
+}
+
 /// Outputs of `M` rows of `x` and the first `N` rows of `w`, into columns `n..n + N`; returns `N`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -61,7 +75,7 @@ fn block<const D: u8, const M: usize, const N: usize>(
     cols: usize,
     x: &[f32],
     n: usize,
-    out: &mut [[f32; super::PANEL]],
+    out: &mut [[f32; PANEL]],
 ) -> usize {
     let size = element_bytes(D);
     let row_bytes = cols * size;
@@ -91,6 +105,11 @@ fn block<const D: u8, const M: usize, const N: usize>(
         }
         k += LANES;
     }
+    if k == cols && M * N == 4 {
+        let sums = add_lanes(std::array::from_fn(|i| acc[i / N][i % N]));
+        sums.into_iter().enumerate().for_each(|(i, sum)| out[i / N][n + i % N] = sum);
+        return N;
+    }
     for (m, (acc, out)) in acc.iter().zip(out.iter_mut()).enumerate() {
         for (j, acc) in acc.iter().enumerate() {
             let mut lanes = [0.0; LANES];
@@ -106,7 +125,7 @@ fn block<const D: u8, const M: usize, const N: usize>(
                     lanes[i] = w[i].mul_add(x[i], lanes[i]);
                 }
             }
-            out[n + j] = add_lanes(lanes);
+            out[n + j] = elementwise::add_lanes(lanes);
         }
     }
     N

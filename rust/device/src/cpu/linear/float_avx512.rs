@@ -4,32 +4,71 @@
 use std::arch::x86_64::*;
 
 use super::{
-    ROWS, Tile,
-    elementwise::{LANES, add_lanes},
+    PANEL,
+    elementwise::LANES,
     float::{BF16, F16, F32, element_bytes},
 };
 
+/// Rows of `x` that a block takes: with 4 rows of the weight, as many sums as registers hold.
+const MAX_ROWS: usize = 6;
+
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub(super) fn multiply<const D: u8>(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut Tile) {
-    let row_bytes = cols * element_bytes(D);
-    assert!(bytes.len() >= rows * row_bytes);
-    let m = x.len().checked_div(cols).unwrap_or(0);
-    let mut n = 0;
-    while n < rows {
-        let w = &bytes[n * row_bytes..];
-        let left = rows - n;
-        n += match (m, left) {
-            (0, _) => return out.fill([0.0; super::PANEL]),
-            (1, 8..) => block::<D, 1, 8>(w, cols, x, n, out),
-            (1, _) => block::<D, 1, 1>(w, cols, x, n, out),
-            (2, 4..) => block::<D, 2, 4>(w, cols, x, n, out),
-            (2, _) => block::<D, 2, 1>(w, cols, x, n, out),
-            (3, 4..) => block::<D, 3, 4>(w, cols, x, n, out),
-            (3, _) => block::<D, 3, 1>(w, cols, x, n, out),
-            (_, 4..) => block::<D, ROWS, 4>(w, cols, x, n, out),
-            _ => block::<D, ROWS, 1>(w, cols, x, n, out),
+pub(super) fn multiply<const D: u8>(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut [[f32; PANEL]]) {
+    if cols == 0 {
+        return out.fill([0.0; PANEL]);
+    }
+    let mut m = 0;
+    while m < out.len() {
+        let (x, left, out) = (&x[m * cols..], out.len() - m, &mut out[m..]);
+        m += match left {
+            1 => few_rows::<D, 1>(bytes, rows, cols, x, out),
+            2 => few_rows::<D, 2>(bytes, rows, cols, x, out),
+            3 => few_rows::<D, 3>(bytes, rows, cols, x, out),
+            // 7 are 4 and 3, and 8 twice 4.
+            4 | 7 | 8 => few_rows::<D, 4>(bytes, rows, cols, x, out),
+            5 => few_rows::<D, 5>(bytes, rows, cols, x, out),
+            _ => few_rows::<D, MAX_ROWS>(bytes, rows, cols, x, out),
         };
     }
+}
+
+/// The first `M` rows of `x`; returns `M`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn few_rows<const D: u8, const M: usize>(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut [[f32; PANEL]]) -> usize {
+    let mut n = 0;
+    while n < rows {
+        let w = &bytes[n * cols * element_bytes(D)..];
+        n += match rows - n {
+            8.. if M == 1 => block::<D, M, 8>(w, cols, x, n, out),
+            4.. => block::<D, M, 4>(w, cols, x, n, out),
+            _ => block::<D, M, 1>(w, cols, x, n, out),
+        };
+    }
+    M
+}
+
+/// Where [`add_lanes`] takes what becomes a lane of its result.
+const SUM_OF_LANE: [usize; LANES] = [0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15];
+
+/// The sums of the lanes of 16 vectors, added as [`elementwise::add_lanes`](super::elementwise::add_lanes) adds them; lane `i` is
+/// that of `vectors[SUM_OF_LANE[i]]`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn add_lanes(vectors: [__m512; LANES]) -> __m512 {
+    // i and i + 8, of two vectors at once; then i and i + 4, and so on.
+    let eight: [__m512; 8] = std::array::from_fn(|j| {
+        let [a, b] = [vectors[j], vectors[j + 8]];
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b))
+    });
+    let four: [__m512; 4] = std::array::from_fn(|j| {
+        let [a, b] = [eight[j], eight[j + 4]];
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b))
+    });
+    let [a, b]: [__m512; 2] = std::array::from_fn(|j| {
+        let [a, b] = [four[j], four[j + 2]];
+        _mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xee>(a, b))
+    });
+    _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b))
 }
 
 /// 16 elements, or those that `mask` has, as f32.
@@ -53,9 +92,15 @@ unsafe fn load<const D: u8>(p: *const u8, mask: __mmask16) -> __m512 {
 /// Outputs of `M` rows of `x` and the first `N` rows of `w`, into columns `n..n + N`; returns `N`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn block<const D: u8, const M: usize, const N: usize>(w: &[u8], cols: usize, x: &[f32], n: usize, out: &mut Tile) -> usize {
+fn block<const D: u8, const M: usize, const N: usize>(
+    w: &[u8],
+    cols: usize,
+    x: &[f32],
+    n: usize,
+    out: &mut [[f32; PANEL]],
+) -> usize {
     let row_bytes = cols * element_bytes(D);
-    assert!(w.len() >= N * row_bytes && x.len() >= M * cols);
+    assert!(w.len() >= N * row_bytes && x.len() >= M * cols && out.len() >= M);
     // Short rows end before a prefetch within them pays: then the next rows are fetched.
     let ahead = if N * row_bytes <= 16 << 10 { N * row_bytes } else { 1024 };
     let mut acc = [[_mm512_setzero_ps(); N]; M];
@@ -87,12 +132,16 @@ fn block<const D: u8, const M: usize, const N: usize>(w: &[u8], cols: usize, x: 
     if k < cols {
         step(k, (1 << (cols - k)) - 1);
     }
-    for (acc, out) in acc.iter().zip(out.iter_mut()) {
-        for (acc, out) in acc.iter().zip(&mut out[n..n + N]) {
-            let mut lanes = [0.0; LANES];
-            // SAFETY: `lanes` is 16 f32.
-            unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), *acc) };
-            *out = add_lanes(lanes);
+    for first in (0..M * N).step_by(LANES) {
+        let mut vectors = [_mm512_setzero_ps(); LANES];
+        for (lane, i) in (first..M * N).take(LANES).enumerate() {
+            vectors[SUM_OF_LANE[lane]] = acc[i / N][i % N];
+        }
+        let mut sums = [0.0; LANES];
+        // SAFETY: `sums` is 16 f32.
+        unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), add_lanes(vectors)) };
+        for (i, sum) in (first..M * N).zip(sums) {
+            out[i / N][n + i % N] = sum;
         }
     }
     N

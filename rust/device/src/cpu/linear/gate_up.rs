@@ -1,7 +1,9 @@
 //! The first half of a feed-forward network.
 
+use std::ops::Range;
+
 use super::{
-    CpuLinear, PANEL, ROWS,
+    CpuLinear, Input, PANEL, ROWS,
     elementwise::{activate_row, gate_row},
     for_products, norm_linear,
     out::SharedOut,
@@ -13,7 +15,7 @@ use crate::{AdapterRows, GateUpArgs, Projection};
 
 /// Panels of gate that a thread multiplies by few rows before the same of up: memory is then read in streams that are long enough
 /// for the processor's prefetchers.
-const STRETCH: usize = 8;
+pub(super) const STRETCH: usize = 8;
 
 /// [`Phases::gate_up`](crate::Phases::gate_up): `out = activation(norm(x) @ gate^T) * (norm(x) @ up^T)`, without a gate
 /// `activation(norm(x) @ up^T)`, biases included; sets out's rows.
@@ -57,42 +59,61 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
     let pairs = gate.takes_pairs() || up.takes_pairs();
     let input = context.input(x, norm, form, pairs, normed, acts);
     let pair = Work::new(&input, &[gate, up].into_iter());
-    let half = pair.buffer_len;
-    let few_rows = x.rows() <= ROWS;
-    let stretch = if few_rows { STRETCH } else { 1 };
+    let stretch = if x.rows() <= ROWS { STRETCH } else { 1 };
     let phase = pair.phase.in_turn(STRETCH);
-    let work = Work { panels: gate.panels(), phase, stretch, panel_bytes: 2 * pair.panel_bytes, buffer_len: 2 * half, ..pair };
-    let cols = gate.out_features;
+    let work = Work {
+        panels: gate.panels(),
+        phase,
+        stretch,
+        panel_bytes: 2 * pair.panel_bytes,
+        buffer_len: 2 * pair.buffer_len,
+        ..pair
+    };
     let out = SharedOut::new(out.as_mut_slice());
+    let combine = |gates: &mut [f32], ups: &[f32]| gate_row(context.isa, activation, gates, ups);
+    context.for_panels(&work, panels, &|panels, rows, buffer| {
+        pairs_of_panels([gate, up], panels, &input, &rows, buffer, &combine, &out);
+    });
+}
+
+/// Multiplies panels of gate and up by rows of the input, and writes to these columns of `out` what `combine(gates, ups)` makes of
+/// the gates.
+pub(super) fn pairs_of_panels(
+    [gate, up]: [&CpuLinear; 2],
+    panels: Range<usize>,
+    input: &Input<'_>,
+    rows: &Range<usize>,
+    buffer: &mut [f32],
+    combine: &(dyn Fn(&mut [f32], &[f32]) + Sync),
+    out: &SharedOut<'_, f32>,
+) {
     let finish = |p: usize, m: usize, gates: &mut [[f32; PANEL]], ups: &[[f32; PANEL]]| {
-        gate_row(context.isa, activation, gates.as_flattened_mut(), ups.as_flattened());
+        combine(gates.as_flattened_mut(), ups.as_flattened());
         let columns = gate.panel_rows(p);
         for (i, gates) in gates.iter().enumerate() {
             // SAFETY: as in `store`.
-            copy(gates, unsafe { out.part((m + i) * cols + columns.start, columns.len()) });
+            copy(gates, unsafe { out.part((m + i) * gate.out_features + columns.start, columns.len()) });
         }
     };
-    context.for_panels(&work, panels, &|panels, rows, buffer| {
-        let (first, second) = buffer.split_at_mut(half);
-        if !few_rows {
-            for p in panels {
-                let panels = [gate.open(p, first), up.open(p, second)];
-                for_products(&panels, &input, &rows, &mut |m, [gates, ups]| finish(p, m, gates, ups));
-            }
-            return;
+    let (first, second) = buffer.split_at_mut(buffer.len() / 2);
+    if rows.len() > ROWS {
+        for p in panels {
+            let panels = [gate.open(p, first), up.open(p, second)];
+            for_products(&panels, input, rows, &mut |m, [gates, ups]| finish(p, m, gates, ups));
         }
-        for start in panels.clone().step_by(STRETCH) {
-            let mut stretch = [[[0.0; PANEL]; ROWS]; STRETCH];
-            for (p, gates) in (start..panels.end).zip(&mut stretch) {
-                let panel = gate.open(p, first);
-                for_products(&[panel], &input, &rows, &mut |_, [products]| gates[..products.len()].copy_from_slice(products));
-            }
-            for (p, gates) in (start..panels.end).zip(&mut stretch) {
-                let panel = up.open(p, second);
-                for_products(&[panel], &input, &rows, &mut |m, [ups]| finish(p, m, &mut gates[..ups.len()], ups));
-            }
+        return;
+    }
+    for start in panels.clone().step_by(STRETCH) {
+        let mut stretch = [[[0.0; PANEL]; ROWS]; STRETCH];
+        for (p, gates) in (start..panels.end).zip(&mut stretch) {
+            let panel = gate.open(p, first);
+            for_products(&[panel], input, rows, &mut |_, [products]| gates[..products.len()].copy_from_slice(products));
         }
-    });
+        for (p, gates) in (start..panels.end).zip(&mut stretch) {
+            let panel = up.open(p, second);
+            for_products(&[panel], input, rows, &mut |m, [ups]| finish(p, m, &mut gates[..ups.len()], ups));
+        }
+    }
 }
 
 /// [`gate_up`] where adapters do something to the weights: the products stand by themselves first.

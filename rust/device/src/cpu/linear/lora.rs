@@ -2,7 +2,7 @@
 //! is one barrier a phase; a row's sums run in one order, whatever runs beside it.
 
 use super::{
-    PANEL, ROWS, Tile,
+    PANEL, ROWS,
     buffer::Buffer,
     elementwise::{add_scaled, norm_row},
     float::float_rows,
@@ -83,11 +83,11 @@ pub(super) fn adapt(
 }
 
 /// Products of up to four rows with all rows of a weight of floats: a tile has those of 32.
-fn products(isa: Isa, weight: &WeightView, input: &[f32]) -> Vec<Tile> {
+fn products(isa: Isa, weight: &WeightView, input: &[f32]) -> Vec<[[f32; PANEL]; ROWS]> {
     let mut tiles = vec![[[0.0; PANEL]; ROWS]; weight.rows.div_ceil(PANEL)];
     for (panel, tile) in tiles.iter_mut().enumerate() {
         let rows = panel * PANEL..weight.rows.min((panel + 1) * PANEL);
-        float_rows(weight, rows.start, rows.end, &mut []).multiply(isa, input, input.len() / weight.cols, tile);
+        float_rows(weight, rows.start, rows.end, &mut []).multiply(isa, input, &mut tile[..input.len() / weight.cols]);
     }
     tiles
 }

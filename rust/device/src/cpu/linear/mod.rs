@@ -25,6 +25,7 @@ mod float_avx2;
 mod float_avx512;
 mod footprint;
 mod gate_up;
+mod grouped;
 mod largest;
 mod layout;
 mod lm_head;
@@ -68,8 +69,6 @@ const PANEL: usize = 32;
 const ROWS: usize = 4;
 /// Rows of activations that a kernel of packed weights takes at once.
 const MANY_ROWS: usize = 64;
-/// Outputs of a kernel of floats: a panel's columns of up to 4 rows.
-type Tile = [[f32; PANEL]; ROWS];
 
 enum Weight {
     Packed(Packed),
@@ -291,20 +290,14 @@ impl<'a> Input<'a> {
 }
 
 impl Panel<'_> {
-    /// Rows `m..m + num_rows` (up to 64) of `input` times this panel, plus bias; `out` has these rows and as many more as make
-    /// them a multiple of 4.
+    /// Rows `m..m + num_rows` (up to 64) of `input` times this panel, plus bias; `out` has these rows at least.
     fn multiply(&self, input: &Input<'_>, m: usize, num_rows: usize, out: &mut [[f32; PANEL]]) {
         match &self.source {
             Source::Packed(packed, p) => packed.multiply(*p, input.act_rows(m..m + num_rows), &mut out[..num_rows]),
             Source::LmHead(head, p) => head.multiply(*p, input.act_rows(m..m + num_rows), &mut out[..num_rows]),
             Source::Estimate(head, p) => head.estimate(*p, input.act_rows(m..m + num_rows), &mut out[..num_rows]),
             Source::Tiled(tiled, p) => tiled.multiply(*p, input, m, &mut out[..num_rows]),
-            Source::Float(rows) => {
-                for (i, out) in out[..num_rows.next_multiple_of(ROWS)].as_chunks_mut().0.iter_mut().enumerate() {
-                    let x = &input.values[(m + i * ROWS) * input.cols..];
-                    rows.multiply(self.linear.isa, x, ROWS.min(num_rows - i * ROWS), out);
-                }
-            }
+            Source::Float(rows) => rows.multiply(self.linear.isa, &input.values[m * input.cols..], &mut out[..num_rows]),
         }
         // Estimates are scaled, and get it later.
         if !matches!(self.source, Source::Estimate(..)) {

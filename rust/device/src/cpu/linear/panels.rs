@@ -27,12 +27,10 @@ impl LinearContext<'_> {
     /// once.
     pub(super) fn for_panels(self, work: &Work, panels: &mut Vec<f32>, body: &PanelBody<'_>) {
         let threads = self.pool.num_threads();
-        let alone = threads == 1 || work.rows * work.cols * work.panels * PANEL < MIN_PARALLEL;
+        let alone = work.is_for_one(threads);
         let buffers = grown(panels, work.buffer_len * if alone { 1 } else { threads }, 0.0);
         let buffers = SharedOut::new(buffers);
-        // Rows of activations that stay cached while the panels of a range pass; at least enough to pay for opening a panel.
-        let least = if work.buffer_len > 0 { 2 * MANY_ROWS } else { MANY_ROWS };
-        let row_block = (CACHED / work.row_bytes.max(1)).max(least) / MANY_ROWS * MANY_ROWS;
+        let row_block = work.row_block();
         // Several panels share rows that have to be fetched.
         let together = (work.panels / (threads * 6)).min(CACHED / work.panel_bytes.max(1)).max(1);
         let grain = if work.rows > row_block { together } else { work.stretch };
@@ -88,5 +86,16 @@ impl Work {
             panel_bytes: weights.clone().map(CpuLinear::panel_bytes).max().unwrap_or(0),
             buffer_len: weights.clone().map(CpuLinear::buffer_len).max().unwrap_or(0),
         }
+    }
+
+    /// Whether one thread does it as fast.
+    pub(super) fn is_for_one(&self, threads: usize) -> bool {
+        threads == 1 || self.rows * self.cols * self.panels * PANEL < MIN_PARALLEL
+    }
+
+    /// Rows of activations that stay cached while the panels of a range pass; at least enough to pay for opening a panel.
+    pub(super) fn row_block(&self) -> usize {
+        let least = if self.buffer_len > 0 { 2 * MANY_ROWS } else { MANY_ROWS };
+        (CACHED / self.row_bytes.max(1)).max(least) / MANY_ROWS * MANY_ROWS
     }
 }

@@ -202,6 +202,32 @@ fn a_deterministic_row_has_the_same_bits_in_every_batch() {
     }
 }
 
+/// Instruction sets that fuse multiplications with additions agree with each other and with `float.rs`.
+#[test]
+fn an_exact_row_is_sixteen_partial_sums_added_pairwise() {
+    let pool = ThreadPool::new(1).unwrap();
+    let mut random = Random::new(12);
+    for (isa, k) in isas().into_iter().filter(|isa| *isa != Isa::Scalar).flat_map(|isa| [(isa, 512), (isa, 501)]) {
+        for (dtype, m) in [DType::F32, DType::BF16].into_iter().flat_map(|dtype| (1..=14).map(move |m| (dtype, m))) {
+            let (weight, x) = (random.weight(dtype, 39, k), random.tensor(m, k));
+            let linear = linear(&weight, Precision::Exact, isa, &pool);
+            let context = LinearContext { pool: &pool, isa, adapters: &[] };
+            let got = project(context, &mut LinearScratch::default(), &x, &linear);
+            let values = dequantize(&weight);
+            for (i, got) in got.into_iter().enumerate() {
+                let mut sums = [0.0f32; 16];
+                for (column, (x, w)) in x.row(i / 39).iter().zip(&values[i % 39 * k..]).enumerate() {
+                    sums[column % 16] = w.mul_add(*x, sums[column % 16]);
+                }
+                for half in [8, 4, 2, 1] {
+                    (0..half).for_each(|lane| sums[lane] += sums[lane + half]);
+                }
+                assert_eq!(got.to_bits(), sums[0].to_bits(), "{} {dtype} of {m} rows of {k}, output {i}", isa.name());
+            }
+        }
+    }
+}
+
 /// Each `vdpbf16ps` adds the product of odd columns to an output, then that of even ones.
 #[test]
 fn a_bf16_row_is_one_chain_of_sums() {
