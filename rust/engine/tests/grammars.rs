@@ -464,6 +464,8 @@ fn what_a_grammar_forces_takes_fewer_steps_and_changes_no_token() {
     let texts = ["red", "a long text that is forced from its second letter on", "another one of the kind"].map(String::from);
     let head = Grammar::Lark(format!("start: \"{letters}\" /[0-9]/ <|im_start|> \"{letters}\" /[a-z]/\n"));
     let grammars = [Grammar::Regex(format!("{letters}[0-9]{letters}")), head, Grammar::Choice(texts.to_vec())];
+    // Of nobody but grammars.
+    let always = Speculation::always(Arc::new(Drafts(Vec::new())));
     let requests = |logprobs| {
         let mut all = Vec::new();
         for (i, grammar) in grammars.iter().chain(&[Grammar::JsonSchema(schema())]).enumerate() {
@@ -476,7 +478,6 @@ fn what_a_grammar_forces_takes_fewer_steps_and_changes_no_token() {
         all
     };
     let answers = |engine: &Engine, logprobs| -> Vec<String> {
-        // With many at once there are no such drafts.
         let two_at_once = |requests: &[GenerationRequest]| -> Vec<String> {
             let streams: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
             streams.into_iter().map(|stream| format!("{:?}", stream.wait().unwrap().choices)).collect()
@@ -485,19 +486,19 @@ fn what_a_grammar_forces_takes_fewer_steps_and_changes_no_token() {
     };
     for logprobs in [None, Some(3)] {
         let without = start("llama", &EngineConfig { forced_drafts: false, ..exact() });
-        let engine = start("llama", &exact());
         let expected = answers(&without, logprobs);
-        let same = |got: Vec<String>| got.iter().zip(&expected).for_each(|(got, expected)| assert_eq!(got, expected));
-        same(answers(&engine, logprobs));
-        // Drafts of others behind it.
-        for speculation in [Speculation::always(Arc::new(PromptLookup)), Speculation::auto()] {
-            let beside = start("llama", &EngineConfig { speculation: Some(speculation), ..exact() });
-            same(answers(&beside, logprobs));
+        // Where it pays; always; with drafts of others behind it.
+        for speculation in
+            [None, Some(always.clone()), Some(Speculation::always(Arc::new(PromptLookup))), Some(Speculation::auto())]
+        {
+            let engine = start("llama", &EngineConfig { speculation, ..exact() });
+            let got = answers(&engine, logprobs);
+            got.iter().zip(&expected).for_each(|(got, expected)| assert_eq!(got, expected));
         }
     }
     for grammar in &grammars[..2] {
         let steps = |forced_drafts| {
-            let engine = start("llama", &EngineConfig { forced_drafts, ..exact() });
+            let engine = start("llama", &EngineConfig { forced_drafts, speculation: Some(always.clone()), ..exact() });
             let choice = ask(&engine, 1, with(grammar.clone(), sampled(3, 90)), 1).remove(0);
             assert_eq!(choice.finish_reason, FinishReason::Stop);
             stats(&engine).steps

@@ -111,7 +111,7 @@ impl Speculator {
         Some(Self {
             proposer: speculation.map(|speculation| Arc::clone(&speculation.proposer)),
             forces,
-            policy: (choice == Some(DraftChoice::Auto)).then(|| Policy::new(max_outputs)),
+            policy: (choice != Some(DraftChoice::All)).then(|| Policy::new(max_outputs)),
             max_drafts: max_drafts.min(max_outputs - 1),
             max_forced: max_outputs - 1,
             vocab_size,
@@ -125,6 +125,18 @@ impl Speculator {
     /// Whether forced text is drafted.
     pub(crate) fn forces(&self) -> bool {
         self.forces
+    }
+
+    /// Whether grammars are worth asking for what they force; `num_rows` as in [`Self::propose`].
+    pub(crate) fn may_ask(&self, num_rows: Option<usize>) -> bool {
+        self.policy.as_ref().is_none_or(|policy| num_rows.is_some_and(|num_rows| policy.may_ask(num_rows)))
+    }
+
+    /// Takes note of how long grammars were asked before a step.
+    pub(crate) fn note_asking(&mut self, num_rows: Option<usize>, took: Duration) {
+        if let (Some(policy), Some(num_rows)) = (&mut self.policy, num_rows) {
+            policy.note_asking(num_rows, took);
+        }
     }
 
     /// Asks the proposer no more.
@@ -202,7 +214,10 @@ impl Speculator {
                         num_drafts: *num_drafts,
                     })
                     .collect();
-                policy.choose(num_rows, &candidates, &mut self.widths);
+                let gain = policy.choose(num_rows, &candidates, &mut self.widths);
+                if answered.iter().zip(&self.widths).any(|(answered, width)| *width > 0 && !answered.forced.is_empty()) {
+                    policy.note_forced(num_rows, gain);
+                }
             }
             None => self.widths.clone_from(&self.lengths),
         }

@@ -53,6 +53,28 @@ impl Acceptance {
     }
 }
 
+/// Seconds that grammars were asked what they force, and those that this saved; older ones count less.
+#[derive(Clone, Copy, Debug)]
+struct Asking {
+    seconds: f64,
+    gained: f64,
+}
+
+/// Of what asking took and brought, the part that is forgotten each time.
+const ASKING_LEFT: f64 = 0.02;
+
+impl Asking {
+    /// Before anybody has been asked: it is worth the length of some steps to find out.
+    fn tried(step: f64) -> Self {
+        Self { seconds: 0.0, gained: MAX_SAVED * step }
+    }
+}
+
+/// Steps of about as many answers.
+fn size_class(num_answers: usize) -> usize {
+    num_answers.max(1).ilog2() as usize
+}
+
 /// Chooses the drafts of a step so that most tokens a second are to be expected, from what steps of so many rows took and from
 /// how often drafts were right.
 #[derive(Debug)]
@@ -61,6 +83,8 @@ pub(super) struct Policy {
     overall: Acceptance,
     /// Seconds that trials may cost.
     saved: f64,
+    /// By the size of steps.
+    asking: [Option<Asking>; usize::BITS as usize],
     /// The chances of a step's drafts, and whose they are.
     chances: Vec<(f64, usize)>,
 }
@@ -77,7 +101,13 @@ pub(super) struct Candidate<'a> {
 impl Policy {
     /// For steps of up to so many rows; larger ones get no drafts.
     pub(super) fn new(max_rows: usize) -> Self {
-        Self { costs: StepCosts::new(max_rows), overall: Acceptance::default(), saved: 0.0, chances: Vec::new() }
+        Self {
+            costs: StepCosts::new(max_rows),
+            overall: Acceptance::default(),
+            saved: 0.0,
+            asking: [None; usize::BITS as usize],
+            chances: Vec::new(),
+        }
     }
 
     /// Takes note of how long a step of so many rows took, none of them of a prompt.
@@ -102,12 +132,43 @@ impl Policy {
         (own.right + PRIOR * overall) / (own.seen + PRIOR)
     }
 
+    /// Whether grammars are to be asked what they force, for a step that has `num_answers` rows without drafts: drafts that are
+    /// right would pay, and asking took less than it brought in such steps, or little of the whole.
+    pub(super) fn may_ask(&self, num_answers: usize) -> bool {
+        let Some(alone) = self.costs.estimate(num_answers) else { return false };
+        let pays = |num_rows: usize| {
+            let seconds = self.costs.estimate(num_rows).unwrap_or(f64::INFINITY);
+            seconds - alone * num_rows as f64 / num_answers as f64 <= self.saved
+        };
+        let Asking { seconds, gained } = self.asking[size_class(num_answers)].unwrap_or(Asking::tried(alone));
+        (gained >= seconds || seconds * ASKING_LEFT <= self.saved) && (num_answers + 1..=self.costs.reach()).any(pays)
+    }
+
+    /// Takes note of how long grammars were asked before a step.
+    pub(super) fn note_asking(&mut self, num_answers: usize, took: Duration) {
+        let Some(alone) = self.costs.estimate(num_answers) else { return };
+        let took = took.as_secs_f64();
+        let asking = self.asking[size_class(num_answers)].get_or_insert(Asking::tried(alone));
+        if asking.gained < asking.seconds {
+            self.saved = (self.saved - took).max(0.0);
+        }
+        asking.seconds = asking.seconds * (1.0 - ASKING_LEFT) + took;
+        asking.gained *= 1.0 - ASKING_LEFT;
+    }
+
+    /// Takes note of the seconds that forced drafts are expected to save.
+    pub(super) fn note_forced(&mut self, num_answers: usize, gain: f64) {
+        if let Some(asking) = &mut self.asking[size_class(num_answers)] {
+            asking.gained += gain;
+        }
+    }
+
     /// How many of each candidate's drafts a step should have that has `num_answers` rows without any: into `widths`, which gets
-    /// an entry for each.
-    pub(super) fn choose(&mut self, num_answers: usize, candidates: &[Candidate<'_>], widths: &mut Vec<usize>) {
+    /// an entry for each. Returns the seconds that these are expected to save.
+    pub(super) fn choose(&mut self, num_answers: usize, candidates: &[Candidate<'_>], widths: &mut Vec<usize>) -> f64 {
         widths.clear();
         widths.resize(candidates.len(), 0);
-        let Some(alone) = self.costs.estimate(num_answers) else { return };
+        let Some(alone) = self.costs.estimate(num_answers) else { return 0.0 };
         let room = self.costs.reach().saturating_sub(num_answers);
         let mut chances = std::mem::take(&mut self.chances);
         chances.clear();
@@ -121,12 +182,14 @@ impl Policy {
         // A draft is never likelier than the one before it, so the best of all are beginnings of each.
         chances.sort_by(|a, b| b.0.total_cmp(&a.0));
         chances.truncate(room);
-        let (mut num_tokens, mut best) = (num_answers as f64, (num_answers as f64 / alone, 0));
+        let rate_alone = num_answers as f64 / alone;
+        let (mut num_tokens, mut best, mut gain) = (num_answers as f64, (rate_alone, 0), 0.0);
         for (index, (chance, _)) in chances.iter().enumerate() {
             num_tokens += chance;
-            let rate = num_tokens / self.costs.estimate(num_answers + index + 1).unwrap_or(alone);
-            if rate > best.0 {
-                best = (rate, index + 1);
+            let seconds = self.costs.estimate(num_answers + index + 1).unwrap_or(alone);
+            if num_tokens / seconds > best.0 {
+                best = (num_tokens / seconds, index + 1);
+                gain = num_tokens / rate_alone - seconds;
             }
         }
         for (_, index) in &chances[..best.1] {
@@ -136,6 +199,7 @@ impl Policy {
         if best.1 == 0 {
             self.try_one(num_answers, alone, candidates, widths);
         }
+        gain
     }
 
     /// Nothing seems to pay. What has most speaking for it is tried all the same, as long as trials cost little of the whole.
@@ -237,6 +301,46 @@ mod tests {
         serve(policy, 1, 5, 0.0, 2000);
         let (with, without) = serve(policy, 1, 5, 0.95, 2000);
         assert!(with > 1.8 * without, "{with} against {without}");
+    }
+
+    #[test]
+    fn grammars_are_not_asked_where_not_even_right_drafts_pay() {
+        assert!(!Policy::new(40).may_ask(1), "no step was timed");
+        let mut policy = policy();
+        policy.saved = 0.0;
+        assert!(policy.may_ask(1) && policy.may_ask(4) && policy.may_ask(39) && !policy.may_ask(40));
+        let mut dear = Policy::new(40);
+        (1..=40).for_each(|num_rows: u64| dear.note_step(num_rows as usize, Duration::from_micros(num_rows * num_rows)));
+        dear.saved = 0.0;
+        assert!(!dear.may_ask(8));
+        dear.saved = 1.0;
+        assert!(dear.may_ask(8), "it is tried from time to time");
+    }
+
+    #[test]
+    fn grammars_that_are_asked_in_vain_are_asked_no_more_but_in_steps_of_other_sizes() {
+        let ask = |policy: &mut Policy, num_answers: usize, gain: f64| {
+            policy.saved = 0.0;
+            (0..1000)
+                .filter(|_| {
+                    let asks = policy.may_ask(num_answers);
+                    if asks {
+                        policy.note_asking(num_answers, Duration::from_micros(500));
+                        policy.note_forced(num_answers, gain);
+                    }
+                    asks
+                })
+                .count()
+        };
+        let policy = &mut policy();
+        assert_eq!(ask(policy, 2, 0.0006), 1000);
+        let in_vain = ask(policy, 4, 0.0004);
+        assert!((10..900).contains(&in_vain), "{in_vain}");
+        assert_eq!(ask(policy, 2, 0.0006), 1000);
+        policy.saved = 0.0006;
+        assert!(policy.may_ask(4), "it is tried from time to time");
+        policy.note_asking(4, Duration::from_micros(500));
+        assert!(policy.saved < 0.0002, "and that is counted");
     }
 
     #[test]

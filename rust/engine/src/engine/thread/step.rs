@@ -22,9 +22,6 @@ use crate::{
     speculation::Answered,
 };
 
-/// Requests that are answered at once, up to which forced text is drafted: with more of them rows are dearer than steps.
-const MAX_FORCING: usize = 4;
-
 /// Tokens of a request's prompt.
 fn prompt_len(active: &FxHashMap<RequestId, ActiveChoice>, requests: &FxHashMap<u64, ActiveRequest>, id: RequestId) -> usize {
     let request = active.get(&id).and_then(|active| requests.get(&active.request_number));
@@ -105,18 +102,20 @@ impl EngineThread {
             is_answered.then_some(Answered { id, history: active.drafts, forced: Vec::new() })
         });
         let mut answered: Vec<_> = answered.collect();
-        if forces && answered.len() <= MAX_FORCING {
+        let num_rows = (!has_prompts).then(|| self.scheduler.num_running());
+        if forces && speculator.may_ask(num_rows) {
+            let began = Instant::now();
             for Answered { id, forced, .. } in &mut answered {
                 let Some(active) = active.get(id) else { continue };
                 let Some(request) = requests.get(&active.request_number) else { continue };
                 add_forced(request, active.choice, scheduler.token_ids(*id).last().copied(), forced);
             }
+            speculator.note_asking(num_rows, began.elapsed());
         }
         if let Some(drafter) = &mut self.drafter {
             drafter.forced.clear();
             drafter.forced.extend(answered.iter().filter(|answered| !answered.forced.is_empty()).map(|answered| answered.id));
         }
-        let num_rows = (!has_prompts).then(|| self.scheduler.num_running());
         // Those of a draft model are not known yet.
         let are_known = self.drafter.is_none();
         let num_allowed = |id, drafts: &[u32]| {
