@@ -87,10 +87,15 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, isa: Isa, 
         assert_eq!(kv.slots.len(), num_tokens, "rows of q and k");
     }
     let grain = GRAIN_ELEMENTS.div_ceil((rows.num_heads + 2 * num_kv_heads) * dim);
-    pool.for_each_range(num_tokens, grain, &|start, end| {
+    let each = |start: usize, end: usize| {
         // SAFETY: the machine has `isa`, the sizes were checked above and in `kv_rows`, ranges are disjoint.
         unsafe { rope_rows_isa(isa, &rows, start..end) };
-    });
+    };
+    if num_tokens <= grain {
+        return each(0, num_tokens);
+    }
+    // Keys of a block share cache lines: a thread has many tokens that follow each other.
+    pool.for_each_share(num_tokens, grain, &|_, start, end| each(start, end));
 }
 
 fn kv_rows<'a>(
