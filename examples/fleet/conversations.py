@@ -47,7 +47,12 @@ def conversation(client: openai.OpenAI, system: str, salt: str, seed: int) -> tu
     for _ in range(TURNS):
         messages.append({"role": "user", "content": text(numbers, 40)})
         answer = client.chat.completions.create(
-            model="default-model", messages=messages, max_tokens=16, temperature=0, extra_body={"cache_salt": salt}
+            model="default-model",
+            messages=messages,
+            max_tokens=16,
+            temperature=0,
+            extra_body={"cache_salt": salt},
+            extra_headers={"x-session-id": str(seed)},
         )
         assert answer.usage is not None
         details = answer.usage.prompt_tokens_details
