@@ -97,7 +97,9 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
             let Slot { row, weight, .. } = slots[place];
             x.copy_from_slice(normed.row(row));
             if experts.scales_input {
-                x.iter_mut().for_each(|x| *x *= weight);
+                for x in x {
+                    *x *= weight;
+                }
             }
         });
         let output = output.rows(slots.len(), cols);

@@ -54,7 +54,7 @@ const SUM_OF_LANE: [usize; LANES] = [0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 1
 /// that of `vectors[SUM_OF_LANE[i]]`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn add_lanes(vectors: [__m512; LANES]) -> __m512 {
+fn add_lanes(vectors: &[__m512; LANES]) -> __m512 {
     // i and i + 8, of two vectors at once; then i and i + 4, and so on.
     let eight: [__m512; 8] = std::array::from_fn(|j| {
         let [a, b] = [vectors[j], vectors[j + 8]];
@@ -139,7 +139,7 @@ fn block<const D: u8, const M: usize, const N: usize>(
         }
         let mut sums = [0.0; LANES];
         // SAFETY: `sums` is 16 f32.
-        unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), add_lanes(vectors)) };
+        unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), add_lanes(&vectors)) };
         for (i, sum) in (first..M * N).zip(sums) {
             out[i / N][n + i % N] = sum;
         }

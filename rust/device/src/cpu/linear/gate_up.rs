@@ -76,8 +76,8 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
     });
 }
 
-/// Multiplies panels of gate and up by rows of the input, and writes to these columns of `out` what `combine(gates, ups)` makes of
-/// the gates.
+/// Multiplies panels of gate and up by rows of the input, and writes to these columns of `out` what `combine(gates, ups)` makes
+/// of the gates.
 pub(super) fn pairs_of_panels(
     [gate, up]: [&CpuLinear; 2],
     panels: Range<usize>,

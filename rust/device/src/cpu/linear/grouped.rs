@@ -11,7 +11,7 @@ use super::{
     panels::Work,
     phases::{Form, LinearContext, LinearScratch, grown, store},
 };
-use crate::{Expert, ExpertActivation, Tensor, cpu::read_ahead::Phase};
+use crate::{Expert, ExpertActivation, Linear, Tensor, cpu::read_ahead::Phase};
 
 /// Rows of one expert, among rows that are sorted by expert.
 pub(super) struct Group<'a> {
@@ -23,11 +23,11 @@ pub(super) struct Group<'a> {
 type GroupBody<'a> = dyn Fn(&Group<'_>, Range<usize>, &Input<'_>, Range<usize>, &mut [f32]) + Sync + 'a;
 
 fn gate_and_up<'a>(group: &Group<'a>) -> [&'a CpuLinear; 2] {
-    [&group.expert.gate, &group.expert.up].map(|linear| linear.weight::<CpuLinear>())
+    [&group.expert.gate, &group.expert.up].map(Linear::weight::<CpuLinear>)
 }
 
-/// `out = activation(x @ gate^T, x @ up^T)` by the experts of groups that cover the rows of `x`, `[rows, hidden_size]`; sets out's
-/// rows.
+/// `out = activation(x @ gate^T, x @ up^T)` by the experts of groups that cover the rows of `x`, `[rows, hidden_size]`; sets
+/// out's rows.
 pub(super) fn gate_up(
     context: LinearContext<'_>,
     scratch: &mut LinearScratch,
@@ -57,8 +57,8 @@ pub(super) fn down(context: LinearContext<'_>, scratch: &mut LinearScratch, grou
     });
 }
 
-/// Shares the panels of all groups' experts among the threads; `body` is called for every panel of an expert with every row of its
-/// group once. `weights` are those of a group that take the input, of one shape in all groups.
+/// Shares the panels of all groups' experts among the threads; `body` is called for every panel of an expert with every row of
+/// its group once. `weights` are those of a group that take the input, of one shape in all groups.
 fn run<'a, const N: usize>(
     context: LinearContext<'_>,
     scratch: &mut LinearScratch,
