@@ -161,6 +161,8 @@ rules: ## formatting of the Rust sources and the rules of docs/architecture.md: 
 	! grep -rnE 'cfg\(.*feature *=' rust --include='*.rs'
 	! grep -rnE 'env::(var|vars)(_os)?\b' rust --include='*.rs'
 	! grep -rE '^.{131,}$$' rust kernels --include='*.rs' --include='*.cu' --include='*.cuh' --include='*.h' --include='*.cpp' | grep -E '^[^:]*: *//'
+	@wc -l rust/engine/src/model/arch/*.rs | grep -vE ' total$$|/mod.rs$$' | sort -n | \
+		awk '{ lines[NR] = $$1; file = $$2 } END { print "families: median of " lines[int((NR + 1) / 2)] " lines, longest " lines[NR] " in " file }'
 
 .PHONY: lint
 lint: $(VENV)/package $(VENV)/tools rules check-kernels ## rules, clippy, ruff, mypy and stubs
