@@ -173,8 +173,8 @@ fn network(
     norm_linear(context, scratch, out, None, &mut [Projection { linear: &expert.down, out: output }]);
 }
 
-/// The first experts of `slots` and their rows: as many as have up to [`GROUPED_ROWS`] together; one that adapters change, or that AMX
-/// computes, alone.
+/// The first experts of `slots` and their rows: as many as have up to [`GROUPED_ROWS`] together; one that adapters change, or
+/// that AMX computes, alone.
 fn next_groups<'a>(slots: &[Slot], experts: &'a Experts, adapters: &[AdapterRows]) -> Vec<Group<'a>> {
     let (mut groups, mut start) = (Vec::new(), 0);
     for slots in slots.chunk_by(|a, b| a.expert == b.expert) {
