@@ -1,5 +1,5 @@
-//! Mixtures of experts: rows are sorted by expert, and each expert that is touched runs over its rows as a network of its own, all
-//! of them in the same phases ([`grouped`]). So its weights are read once a step, and a row has the bits that it has alone.
+//! Mixtures of experts: rows are sorted by expert, and each expert that is touched runs over its rows as a network of its own,
+//! all of them in the same phases ([`grouped`]). So its weights are read once a step, and a row has the bits that it has alone.
 
 use super::{
     CpuLinear,
