@@ -122,10 +122,11 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
             product(linear, normed, weight, shared);
             &*shared
         });
-        for row in 0..rows {
+        let output = &*output;
+        write_rows(context, sum, &|row, sum| {
             let weight = weights.map_or(1.0, |weights| 1.0 / (1.0 + (-weights.row(row)[0]).exp()));
-            add_scaled(context.isa, output.row(row), weight, sum.row_mut(row));
-        }
+            add_scaled(context.isa, output.row(row), weight, sum);
+        });
     }
     let output = output.rows(rows, cols);
     if let Some(norm) = post_norm {
