@@ -68,6 +68,15 @@ impl Asking {
     fn tried(step: f64) -> Self {
         Self { seconds: 0.0, gained: MAX_SAVED * step }
     }
+
+    fn pays(&self) -> bool {
+        self.gained >= self.seconds
+    }
+
+    /// Seconds of one time: so much comes in as is forgotten.
+    fn usual(&self) -> f64 {
+        self.seconds * ASKING_LEFT
+    }
 }
 
 /// Steps of about as many answers.
@@ -140,8 +149,8 @@ impl Policy {
             let seconds = self.costs.estimate(num_rows).unwrap_or(f64::INFINITY);
             seconds - alone * num_rows as f64 / num_answers as f64 <= self.saved
         };
-        let Asking { seconds, gained } = self.asking[size_class(num_answers)].unwrap_or(Asking::tried(alone));
-        (gained >= seconds || seconds * ASKING_LEFT <= self.saved) && (num_answers + 1..=self.costs.reach()).any(pays)
+        let asking = self.asking[size_class(num_answers)].unwrap_or(Asking::tried(alone));
+        (asking.pays() || asking.usual() <= self.saved) && (num_answers + 1..=self.costs.reach()).any(pays)
     }
 
     /// Takes note of how long grammars were asked before a step.
@@ -149,7 +158,7 @@ impl Policy {
         let Some(alone) = self.costs.estimate(num_answers) else { return };
         let took = took.as_secs_f64();
         let asking = self.asking[size_class(num_answers)].get_or_insert(Asking::tried(alone));
-        if asking.gained < asking.seconds {
+        if !asking.pays() {
             self.saved = (self.saved - took).max(0.0);
         }
         asking.seconds = asking.seconds * (1.0 - ASKING_LEFT) + took;

@@ -31,6 +31,13 @@ pub(super) const fn element_bytes(dtype: u8) -> usize {
     if dtype == F32 { 4 } else { 2 }
 }
 
+/// Bytes ahead of use that a kernel prefetches each row of a weight, of several rows that have so many bytes together. Short rows
+/// end before a prefetch within them pays: then the next rows are fetched.
+#[cfg(target_arch = "x86_64")]
+pub(super) const fn ahead(bytes: usize) -> usize {
+    if bytes <= 16 << 10 { bytes } else { 1024 }
+}
+
 /// `out[m][n] = dot(weight row n, x row m)` for `rows` weight rows of `bytes` and as many rows of `x` as of `out`, all of `cols`
 /// columns. A kernel of an ISA above the machine's must not be called.
 pub(super) type Kernel = unsafe fn(bytes: &[u8], rows: usize, cols: usize, x: &[f32], out: &mut [[f32; PANEL]]);

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use super::{
     PANEL,
     elementwise::{self, LANES},
-    float::{BF16, F16, F32, element_bytes, pad, widen},
+    float::{BF16, F16, F32, ahead, element_bytes, pad, widen},
 };
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -80,7 +80,7 @@ fn block<const D: u8, const M: usize, const N: usize>(
     let size = element_bytes(D);
     let row_bytes = cols * size;
     assert!(w.len() >= N * row_bytes && x.len() >= M * cols && out.len() >= M);
-    let ahead = if N * row_bytes <= 16 << 10 { N * row_bytes } else { 1024 };
+    let ahead = ahead(N * row_bytes);
     let mut acc = [[[_mm256_setzero_ps(); 2]; N]; M];
     let whole = cols / LANES * LANES;
     let mut k = 0;

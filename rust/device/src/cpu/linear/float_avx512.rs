@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use super::{
     PANEL,
     elementwise::LANES,
-    float::{BF16, F16, F32, element_bytes},
+    float::{BF16, F16, F32, ahead, element_bytes},
 };
 
 /// Rows of `x` that a block takes: with 4 rows of the weight, as many sums as registers hold.
@@ -101,8 +101,7 @@ fn block<const D: u8, const M: usize, const N: usize>(
 ) -> usize {
     let row_bytes = cols * element_bytes(D);
     assert!(w.len() >= N * row_bytes && x.len() >= M * cols && out.len() >= M);
-    // Short rows end before a prefetch within them pays: then the next rows are fetched.
-    let ahead = if N * row_bytes <= 16 << 10 { N * row_bytes } else { 1024 };
+    let ahead = ahead(N * row_bytes);
     let mut acc = [[_mm512_setzero_ps(); N]; M];
     let mut step = |k: usize, mask: __mmask16| {
         let mut xs = [_mm512_setzero_ps(); M];
