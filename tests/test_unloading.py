@@ -25,7 +25,7 @@ PROMPT = [5, 6, 7]
 
 
 def tiny(**options: Any) -> Runner:
-    return Runner(which=text_model("llama"), pa_ctxt_len=4096, num_threads=1, **options)
+    return Runner(which=text_model("llama"), num_threads=1, **{"pa_ctxt_len": 4096, **options})
 
 
 def stream(runner: Runner, max_tokens: int, **options: Any) -> Any:
@@ -85,15 +85,20 @@ def test_a_request_loads_an_unloaded_model_and_other_methods_name_what_does() ->
 
 
 def test_unloading_ends_requests_with_their_text() -> None:
-    runner = tiny()
+    runner = tiny(max_seqs=128, pa_ctxt_len=128 * 512)
     expected = complete(runner, PROMPT, max_tokens=400, n_choices=2).choices[0].text
-    running = stream(runner, 400, temperature=0.0, n_choices=8)
-    next(running)
+    runner.pause()
+    running = stream(runner, 400, temperature=0.0, n_choices=64)
     answers: list[Any] = []
-    waiting = threading.Thread(target=lambda: answers.append(complete(runner, PROMPT, max_tokens=400, n_choices=16)))
+    waiting = threading.Thread(target=lambda: answers.append(complete(runner, PROMPT, max_tokens=400, n_choices=64)))
     waiting.start()
-    while runner.kv_cache_stats()["requests_running"] < 24:
+    while runner.kv_cache_stats()["requests_waiting"] < 2:
         time.sleep(0.001)
+    # Both run from the same step on, with some tenths of a second before them.
+    runner.resume()
+    next(running)
+    while runner.kv_cache_stats()["requests_running"] < 128:
+        time.sleep(0)
     runner.unload_model()
     waiting.join()
     assert {choice.finish_reason for choice in answers[0].choices} == {"canceled"}
@@ -102,8 +107,8 @@ def test_unloading_ends_requests_with_their_text() -> None:
     assert any(texts)
     chunks = list(running)
     ends = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason]
-    assert ends == ["canceled"] * 8
-    assert 0 < chunks[-1].usage.completion_tokens < 8 * 400
+    assert ends == ["canceled"] * 64
+    assert 0 < chunks[-1].usage.completion_tokens < 64 * 400
     assert runner.list_unloaded_models() == runner.list_models()
 
 
@@ -195,9 +200,10 @@ def test_a_model_that_is_gone_stays_unloaded(tmp_path: Path) -> None:
 
 def test_the_end_of_a_with_block_closes_the_runner_for_good() -> None:
     with tiny() as runner:
-        running = stream(runner, 400, temperature=0.0)
-        next(running)
         sequence = complete(runner, PROMPT, max_tokens=8, keep=True).choices[0].sequence
+        # Paused, it can't end before the block does.
+        runner.pause()
+        running = stream(runner, 400, temperature=0.0)
     assert [chunk.choices[0].finish_reason for chunk in running][-1] == "canceled"
     (own,) = runner.list_models()
     assert statuses(runner) == (False, "closed", [(own, "closed")], [own])
