@@ -150,6 +150,7 @@ pub const CONFIG: Table = &[
             "original_max_position_embeddings",
             "_sliding_window_pattern",
             "sliding_window_size",
+            "head_dim",
             "qk_head_dim",
             "block_ffn_dim_multiplier",
             "block_multiple_of",

@@ -6,16 +6,20 @@ mod gguf_writer;
 
 use std::{collections::BTreeSet, path::Path};
 
+use device::Activation;
 use engine::{
     EngineError, GenerationConfig, ModelSource,
     keys::Unread,
     model::{
         DecoderConfig, ModelFiles, RopeScaling,
         arch::{Found, check_architecture},
+        config::FfnConfig,
         fields::HfFields,
     },
+    weights::SafetensorsFiles,
 };
 use gguf_writer::{Gguf, STRING, U32, string};
+use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -136,6 +140,82 @@ fn granite_divides_logits_and_has_a_scale_of_its_own() {
         let error = changed("granite", &changes).unwrap_err();
         assert!(words.iter().all(|word| error.contains(word)), "{changes}: {error}");
     }
+}
+
+/// What Transformers 5 writes for these families, beside what their checkpoints have.
+#[test]
+fn lists_say_of_each_layer_what_it_is() {
+    let recurrent = |changes| {
+        let layers = changed("granitemoehybrid", &changes).unwrap().layers;
+        layers.iter().map(|layer| layer.recurrent.is_some()).collect::<Vec<_>>()
+    };
+    let types = json!({"layer_types": ["full_attention", "linear_attention", "linear_attention"]});
+    assert_eq!(recurrent(types), [false, true, true]);
+
+    let sparse = |changes| {
+        let layers = changed("glm4-moe-lite", &changes).unwrap().layers;
+        layers.iter().map(|layer| matches!(layer.ffn, FfnConfig::Experts(_))).collect::<Vec<_>>()
+    };
+    assert_eq!(sparse(json!({"mlp_layer_types": ["sparse", "dense"]})), [true, false]);
+    assert_eq!(sparse(json!({"first_k_dense_replace": 2})), [false, false]);
+    let error = changed("glm4-moe-lite", &json!({"mlp_layer_types": ["sparse", "thin"]})).unwrap_err();
+    assert!(error.contains("`mlp_layer_types` has `thin`"), "{error}");
+
+    let chunks = |changes| {
+        let layers = changed("llama4-text", &changes).unwrap().layers;
+        layers.iter().map(|layer| (layer.attention.chunk, layer.attention.rope.is_some())).collect::<Vec<_>>()
+    };
+    let (chunked, whole) = ((Some(24), true), (None, false));
+    assert_eq!(chunks(json!({"no_rope_layers": []})), [chunked, chunked, chunked, whole], "an empty list says nothing");
+    let types = ["chunked_attention", "full_attention", "full_attention", "chunked_attention"];
+    assert_eq!(chunks(json!({"layer_types": types})), [chunked, (None, true), (None, true), (Some(24), false)]);
+}
+
+/// GLM 4.7 Flash has 20 heads and a width of 2048.
+#[test]
+fn heads_of_latent_attention_need_not_divide_the_width() {
+    for name in ["deepseek-v2", "deepseek-v3", "glm4-moe-lite"] {
+        let config = changed(name, &json!({"num_attention_heads": 3, "head_dim": null})).unwrap();
+        assert_eq!(config.layers[0].attention.num_heads, 3, "{name}");
+    }
+}
+
+#[test]
+fn biases_of_attention_are_asked_for() {
+    for name in ["deepseek-v2", "deepseek-v3", "glm4-moe-lite", "qwen3-next", "llama"] {
+        for bias in [true, false] {
+            let attention = changed(name, &json!({"attention_bias": bias})).unwrap().layers[0].attention;
+            assert_eq!([attention.qkv_bias, attention.output_bias], [bias; 2], "{name}");
+        }
+    }
+}
+
+#[test]
+fn networks_without_gates_have_the_activation_that_the_file_says() {
+    let activation = |name, value| match changed(name, &json!({"hidden_act": value})).unwrap().layers[0].ffn {
+        FfnConfig::Dense(dense) => dense.activation,
+        FfnConfig::Experts(_) => panic!("{name} has experts"),
+    };
+    for name in ["starcoder2", "phi2"] {
+        assert_eq!(activation(name, json!("gelu")), Activation::Gelu, "{name}");
+        assert_eq!(activation(name, json!("silu")), Activation::Silu, "{name}");
+        assert_eq!(activation(name, json!(null)), Activation::GeluTanh, "{name}");
+    }
+}
+
+/// Keys of a single head have one weight a value all the same.
+#[test]
+fn norms_of_one_head_of_its_own_may_be_stored_as_a_matrix() {
+    let dir = TempDir::new().unwrap();
+    let data: Vec<u8> = (0..4).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    let shapes = [("matrix", vec![1, 4]), ("vector", vec![4]), ("rows", vec![2, 2])];
+    let views = shapes.map(|(name, shape)| (name, TensorView::new(Dtype::F32, shape, &data).unwrap()));
+    let path = dir.path().join("model.safetensors");
+    std::fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
+    let files = SafetensorsFiles::open(dir.path()).unwrap();
+    assert_eq!(files.vector("matrix").unwrap().bytes(), files.vector("vector").unwrap().bytes());
+    let error = files.vector("rows").err().unwrap().to_string();
+    assert!(error.contains("`rows` has 2 dimensions instead of 1"), "{error}");
 }
 
 #[test]

@@ -52,6 +52,11 @@ fn an_adapter_agrees_with_its_golden() {
 }
 
 #[test]
+fn an_adapter_of_recurrent_layers_agrees_with_its_golden() {
+    check_golden("qwen3_5-mixers", 2);
+}
+
+#[test]
 #[ignore = "some minutes: every adapter of PEFT's"]
 fn adapters_agree_with_their_goldens() {
     for name in PEFT {

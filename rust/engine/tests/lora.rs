@@ -66,9 +66,14 @@ fn adapters_of_gguf_files_agree_with_goldens() {
 /// Rows of q and k lie in another order in the file than PEFT's.
 #[test]
 fn adapters_of_peft_go_on_a_gguf_base() {
-    for (name, base) in
-        [("llama-all-rslora", "llama"), ("llama-dora", "llama"), ("mistral-all-rslora", "mistral"), ("qwen2-bias", "qwen2")]
-    {
+    for (name, base) in [
+        ("granitemoehybrid-mamba", "granitemoehybrid"),
+        ("lfm2-conv", "lfm2"),
+        ("llama-all-rslora", "llama"),
+        ("llama-dora", "llama"),
+        ("mistral-all-rslora", "mistral"),
+        ("qwen2-bias", "qwen2"),
+    ] {
         let engine = load(&gguf(base), &with_adapters(exact(), &[("it", folder(name))]));
         check(&engine, name, "on a GGUF base");
     }
@@ -77,7 +82,7 @@ fn adapters_of_peft_go_on_a_gguf_base() {
 #[test]
 fn every_isa_agrees_with_goldens() {
     for isa in Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect()) {
-        for name in ["llama-all-rslora", "llama-dora", "llama-embed-head", "qwen3-moe-experts"] {
+        for name in ["lfm2-conv", "llama-all-rslora", "llama-dora", "llama-embed-head", "qwen3-moe-experts", "qwen3_5-mixers"] {
             let cpu = CpuOptions { isa: Some(isa.name().to_owned()), num_threads: Some(2) };
             let config = with_adapters(EngineConfig { cpu, ..exact() }, &[("it", folder(name))]);
             check(&load(&hugging_face(&golden(name).base), &config), name, isa.name());
@@ -142,14 +147,31 @@ fn drafts_change_no_bit_of_an_adapted_answer() {
 
 #[test]
 fn experts_in_a_mixture_have_the_bits_of_each_alone() {
-    let adapters = [("each", folder("qwen3-moe-experts")), ("all", folder("qwen3-moe-params"))];
-    let config = EngineConfig { prefix_caching: false, ..exact() };
-    let engine = load(&hugging_face("qwen3-moe"), &with_adapters(config, &adapters));
-    let wishes: Vec<_> = (0..9).map(|i| (prompt(i, 5 + i * 3), [Some("each"), None, Some("all")][i % 3])).collect();
+    check_mixture("qwen3-moe", ["qwen3-moe-experts", "qwen3-moe-params"], false);
+}
+
+/// Their states are those of requests with the same adapter, also where a prompt begins with one that was there before.
+#[test]
+fn recurrent_layers_in_a_mixture_have_the_bits_of_each_alone() {
+    for prefix_caching in [false, true] {
+        check_mixture("granitemoehybrid", ["granitemoehybrid-mamba"; 2], prefix_caching);
+        check_mixture("qwen3_5", ["qwen3_5-mixers"; 2], prefix_caching);
+    }
+}
+
+fn check_mixture(base: &str, [one, other]: [&str; 2], prefix_caching: bool) {
+    let adapters = [("one", folder(one)), ("other", folder(other))];
+    let config = with_adapters(EngineConfig { prefix_caching, ..exact() }, &adapters);
+    let wishes: Vec<_> = (0..9).map(|i| (prompt(i, 5 + i * 3), [Some("one"), None, Some("other")][i % 3])).collect();
+    let engine = load(&hugging_face(base), &EngineConfig { prefix_caching: false, ..config.clone() });
     let alone: Vec<_> = wishes.iter().map(|(ids, adapter)| bits(&ask(&engine, ids.clone(), *adapter, 6))).collect();
-    let streams: Vec<_> = wishes.iter().map(|(ids, adapter)| engine.submit(request(ids.clone(), *adapter, 6)).unwrap()).collect();
-    for (stream, alone) in streams.into_iter().zip(alone) {
-        assert_eq!(bits(&stream.wait().unwrap()), alone);
+    let engine = load(&hugging_face(base), &config);
+    for _ in 0..2 {
+        let all = wishes.iter().map(|(ids, adapter)| engine.submit(request(ids.clone(), *adapter, 6)).unwrap());
+        let streams: Vec<_> = all.collect();
+        for (stream, alone) in streams.into_iter().zip(&alone) {
+            assert_eq!(bits(&stream.wait().unwrap()), *alone, "{base}");
+        }
     }
 }
 
@@ -319,6 +341,14 @@ fn a_recurrent_layer_is_not_adapted_in_silence() {
     let source = changed(&dir, "llama-attn", |_| {});
     let why = why(&engine, &source);
     assert!(why.contains("self_attn.q_proj") && why.contains("no linear layer"), "{why}");
+}
+
+/// The converter puts the value heads of Qwen 3.5 in another order.
+#[test]
+fn value_heads_in_another_order_are_not_adapted_in_silence() {
+    let engine = load(&gguf("qwen3_5-moe"), &with_adapters(exact(), &[]));
+    let why = why(&engine, &folder("qwen3_5-mixers"));
+    assert!(why.contains("linear_attn.in_proj_a") && why.contains("no linear layer"), "{why}");
 }
 
 #[test]

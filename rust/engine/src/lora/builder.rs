@@ -118,7 +118,7 @@ impl<'a> AdapterBuilder<'a> {
         if b_bias.is_some() {
             self.check_bias(name, site)?;
         }
-        let source = |row| part.rows.start + if is_hugging_face { sites.source_row(site, row) } else { row };
+        let source = |row| part.row(if is_hugging_face { sites.source_row(site, row) } else { row });
         let factors = match magnitude {
             Some(magnitude) => {
                 let norms = row_norms(sites, site, &|row, k| scale * b.values[source(row) * rank + k], a, rank)?;
@@ -186,8 +186,8 @@ impl<'a> AdapterBuilder<'a> {
                 )));
             }
             let logit_scale = self.logit_scale(site);
-            let source = |row| part.rows.start + self.sites.source_row(site, row);
-            let num_rows = part.rows.len();
+            let source = |row| part.row(self.sites.source_row(site, row));
+            let num_rows = part.own_rows;
             let values: Vec<f32> = (0..num_rows).flat_map(|row| weight.row(source(row), cols)).copied().collect();
             let bias = match bias {
                 Some(bias) if bias.values.len() == rows => {

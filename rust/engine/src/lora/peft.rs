@@ -18,7 +18,7 @@ use super::{
 use crate::{
     EngineError,
     json::{read_bounded, required_json},
-    weights::{Role, decode_floats},
+    weights::{ModelPlace, Role, decode_floats},
 };
 
 const CONFIG: &str = "adapter_config.json";
@@ -44,6 +44,8 @@ const MAX_PATTERNS: usize = 1000;
 /// The tensors of one module.
 #[derive(Default)]
 struct Module {
+    /// As the adapter has it.
+    name: String,
     a: Option<Floats>,
     b: Option<Floats>,
     b_bias: Option<Floats>,
@@ -150,7 +152,10 @@ pub(super) fn build<'a>(mut builder: AdapterBuilder<'a>, files: &Files) -> Resul
             continue;
         }
         let Some(parts) = known.get(&name) else {
-            return Err(invalid(format!("it changes `{name}`, which is no linear layer of this model that adapters may change")));
+            return Err(invalid(format!(
+                "it changes `{}`, which is no linear layer of this model that adapters may change",
+                module.name
+            )));
         };
         if let Some(base) = module.base.take() {
             check_base(&builder, &name, parts, &base)?;
@@ -167,7 +172,7 @@ fn add_module(
     module: Module,
     parts: &[SitePart],
 ) -> Result<(), EngineError> {
-    let Module { a, b, b_bias, magnitude, weight, bias, embedding_a, embedding_b, tokens, base } = module;
+    let Module { name: full_name, a, b, b_bias, magnitude, weight, bias, embedding_a, embedding_b, tokens, base } = module;
     let is_alone = [&a, &b, &b_bias, &magnitude, &weight, &bias].iter().all(|part| part.is_none());
     if let (Some(tokens), Some(site), true) = (&tokens, builder.sites.lm_head().filter(|_| name.ends_with("lm_head")), is_alone) {
         let ids = trained_ids(builder, config, name, tokens)?;
@@ -181,7 +186,7 @@ fn add_module(
     }
     match (a, b, weight) {
         (Some(a), Some(b), None) if bias.is_none() => {
-            let scale = config.scale(name, a.matrix(name)?[0])?;
+            let scale = config.scale(&full_name, a.matrix(name)?[0])?;
             let (b_bias, magnitude) = (b_bias.as_ref(), magnitude.as_ref());
             builder.product(parts, &Product { name, a: &a, b: &b, b_bias, magnitude, scale, is_hugging_face: true })
         }
@@ -298,7 +303,7 @@ fn json(value: Option<&Value>) -> String {
     value.map_or("missing".into(), Value::to_string)
 }
 
-/// The tensors of a file by module.
+/// The tensors of a file by module, which is named as in [`Sites::hugging_face`](super::sites::Sites::hugging_face).
 fn modules(bytes: &[u8]) -> Result<BTreeMap<String, Module>, EngineError> {
     let file = SafeTensors::deserialize(bytes).map_err(|error| invalid(format!("{WEIGHTS}: {error}")))?;
     let mut modules: BTreeMap<String, Module> = BTreeMap::new();
@@ -314,7 +319,9 @@ fn modules(bytes: &[u8]) -> Result<BTreeMap<String, Module>, EngineError> {
         if !floats.are_finite() {
             return Err(invalid(format!("tensor `{name}` has values that are no numbers")));
         }
-        if place(modules.entry(module.to_owned()).or_default()).replace(floats).is_some() {
+        let of_module = modules.entry(ModelPlace::plain(module)).or_default();
+        module.clone_into(&mut of_module.name);
+        if place(of_module).replace(floats).is_some() {
             return Err(invalid(format!("there are two tensors `{name}`")));
         }
     }
@@ -331,9 +338,9 @@ fn check_base(builder: &AdapterBuilder<'_>, name: &str, parts: &[SitePart], base
             return Err(other_base(name));
         }
         // A few rows tell one model from another.
-        for n in (0..part.rows.len()).step_by(part.rows.len() / 16 + 1) {
+        for n in (0..part.own_rows).step_by(part.own_rows / 16 + 1) {
             builder.sites.backend.read_rows(&site.linear, n, &mut row)?;
-            if !near(&row, &base.values[(part.rows.start + n) * cols..][..cols]) {
+            if !near(&row, &base.values[part.row(n) * cols..][..cols]) {
                 return Err(other_base(name));
             }
         }
@@ -378,7 +385,7 @@ fn add_embedding(
 ) -> Result<(), EngineError> {
     let (vocab_size, hidden) = (builder.sites.config.vocab_size, builder.sites.config.hidden_size);
     let is_tied = builder.sites.config.tie_word_embeddings;
-    let Module { embedding_a, embedding_b, tokens, base, weight, a, b, b_bias, magnitude, bias } = module;
+    let Module { name: full_name, embedding_a, embedding_b, tokens, base, weight, a, b, b_bias, magnitude, bias } = module;
     if [a, b, b_bias, magnitude, bias].iter().any(Option::is_some) {
         return Err(invalid(format!("`{name}` is the token embedding, and has tensors of a linear layer")));
     }
@@ -407,7 +414,7 @@ fn add_embedding(
             if (columns, rows, b_rank) != (vocab_size, hidden, rank) {
                 return Err(invalid(format!("`{name}` has shapes [{rank}, {columns}] and [{rows}, {b_rank}]")));
             }
-            let scale = config.scale(name, rank)?;
+            let scale = config.scale(&full_name, rank)?;
             let transposed = |values: &[f32], rows: usize, cols: usize, scale: f32| -> Vec<f32> {
                 (0..cols).flat_map(|c| (0..rows).map(move |r| values[r * cols + c] * scale)).collect()
             };
@@ -458,6 +465,7 @@ fn add_experts(
     for (parameter, module) in parameters.iter().rev().zip(wrapped) {
         let what = format!("{name}.{parameter}");
         let Module {
+            name: full_name,
             a: Some(a),
             b: Some(b),
             b_bias: None,
@@ -485,7 +493,7 @@ fn add_experts(
             )));
         }
         let rank = rows / num_experts;
-        let scale = config.scale(&what, rank)?;
+        let scale = config.scale(&format!("{}.{parameter}", full_name.trim_end_matches(".base_layer")), rank)?;
         for (part, role) in roles.iter().enumerate() {
             let num_rows = out / roles.len();
             for (site, expert) in sites.experts(layer, *role) {
@@ -494,7 +502,7 @@ fn add_experts(
                 let of_b = rows.flat_map(|row| (0..rank).map(move |k| row * columns + k * num_experts + expert));
                 let a = Floats { shape: vec![rank, cols], values: of_a };
                 let b = Floats { shape: vec![num_rows, rank], values: of_b.map(|at| b.values[at]).collect() };
-                let parts = [SitePart { site, rows: 0..num_rows, num_rows }];
+                let parts = [SitePart::whole(site, num_rows)];
                 let (b_bias, magnitude) = (None, None);
                 builder
                     .product(&parts, &Product { name: &what, a: &a, b: &b, b_bias, magnitude, scale, is_hugging_face: true })?;

@@ -1,6 +1,6 @@
 //! The linear layers of a loaded model, as adapters name them.
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use device::{Backend, Constant, Linear, Norm, Precision, RopeStyle};
 
@@ -8,10 +8,11 @@ use crate::{
     EngineError,
     model::{
         DecoderConfig, architectures,
+        config::{DeltaLayout, RecurrentConfig},
         loader::Loader,
         part::{Table, Weights},
     },
-    weights::{Matrix, ModelPlace, Names, Role, WeightId, WeightSource},
+    weights::{FusedRows, Matrix, Names, Role, WeightId, WeightSource},
 };
 
 /// Architectures whose rows of q and k llama.cpp's converter puts in another order, so that they are rotated in neighbouring
@@ -32,7 +33,6 @@ pub(super) struct Site {
 pub(crate) struct Sites {
     pub(super) list: Vec<Site>,
     names: Names,
-    place: ModelPlace,
     pub(super) is_gguf: bool,
     pub(super) config: DecoderConfig,
     pub(super) backend: Arc<dyn Backend>,
@@ -40,26 +40,33 @@ pub(crate) struct Sites {
 }
 
 /// Rows of a module, as a checkpoint has it, that are those of a site.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct SitePart {
     pub site: usize,
-    /// Rows of the module.
-    pub rows: Range<usize>,
+    /// Rows of the site.
+    pub own_rows: usize,
     /// All rows of the module.
     pub num_rows: usize,
+    /// Where the site's are, unless they are all.
+    fused: Option<FusedRows>,
 }
 
 impl SitePart {
-    fn whole(site: usize, matrix: &Matrix) -> Self {
-        let [num_rows, _] = matrix.shape;
-        Self { site, rows: 0..num_rows, num_rows }
+    /// All rows of a module.
+    pub fn whole(site: usize, num_rows: usize) -> Self {
+        Self { site, own_rows: num_rows, num_rows, fused: None }
     }
 
     /// Its rows among those of a fused matrix, and which.
     fn fused(site: usize, matrix: &Matrix) -> Option<(WeightId, Self)> {
-        let fused = matrix.fused.filter(|fused| fused.num_groups == 1)?;
-        let rows = fused.first_row..fused.first_row + matrix.shape[0];
-        Some((matrix.id.with_role(fused.whole), Self { site, rows, num_rows: fused.num_rows }))
+        let fused = matrix.fused?;
+        let part = Self { site, own_rows: matrix.shape[0], num_rows: fused.num_rows, fused: Some(fused) };
+        Some((matrix.id.with_role(fused.whole), part))
+    }
+
+    /// The row of the module that is row `row` of the site.
+    pub fn row(&self, row: usize) -> usize {
+        self.fused.map_or(row, |fused| fused.row(self.own_rows, row))
     }
 }
 
@@ -77,28 +84,37 @@ impl<'a, 'b> Recorder<'a, 'b> {
     /// The layers that were asked for.
     pub(crate) fn sites(self, backend: &Arc<dyn Backend>) -> Sites {
         let config = self.loader.config.clone();
-        let (names, place, is_gguf) = match self.loader.weights {
-            WeightSource::Safetensors { names, place, .. } => (*names, *place, false),
+        let (names, is_gguf) = match self.loader.weights {
+            WeightSource::Safetensors { names, .. } => (*names, false),
             WeightSource::Gguf(_) => {
                 let own = architectures().find(|architecture| architecture.model_types[0] == config.architecture);
-                (own.map_or(&[][..], |architecture| architecture.names), ModelPlace::default(), true)
+                (own.map_or(&[][..], |architecture| architecture.names), true)
             }
         };
         let precision = self.loader.precision;
-        Sites { list: self.list, names, place, is_gguf, config, backend: Arc::clone(backend), precision }
+        Sites { list: self.list, names, is_gguf, config, backend: Arc::clone(backend), precision }
     }
 }
 
-/// Whether the outputs of such a layer are those of a module of the checkpoint's: those of recurrent layers, and what latent
-/// attention absorbs, are not.
+/// Whether the outputs of such a layer are those of a module of the checkpoint's: what latent attention absorbs has none.
 fn is_adaptable(role: Role) -> bool {
     use Role::{
-        AttnGate, AttnK, AttnKvDown, AttnOutput, AttnOwnQ, AttnQ, AttnQDown, AttnQUp, AttnV, Embedding, ExpertDown, ExpertGate,
-        ExpertUp, FfnDown, FfnGate, FfnUp, Output, Router, SharedDown, SharedGate, SharedUp, SharedWeight,
+        AttnGate, AttnK, AttnKvDown, AttnOutput, AttnOwnQ, AttnQ, AttnQDown, AttnQUp, AttnV, ConvB, ConvC, ConvX, Embedding,
+        ExpertDown, ExpertGate, ExpertUp, FfnDown, FfnGate, FfnUp, MambaDt, MambaXbc, MambaZ, Output, Router, SharedDown,
+        SharedGate, SharedUp, SharedWeight,
     };
     let attention = [AttnQ, AttnK, AttnV, AttnOutput, AttnOwnQ, AttnGate, AttnQDown, AttnQUp, AttnKvDown];
     let network = [FfnGate, FfnUp, FfnDown, Router, ExpertGate, ExpertUp, ExpertDown, SharedGate, SharedUp, SharedDown];
-    [&attention[..], &network, &[SharedWeight, Embedding, Output]].iter().any(|roles| roles.contains(&role))
+    let recurrent = [ConvB, ConvC, ConvX, MambaZ, MambaXbc, MambaDt];
+    let others = [SharedWeight, Embedding, Output];
+    is_of_value_heads(role) || [&attention[..], &network, &recurrent, &others].iter().any(|roles| roles.contains(&role))
+}
+
+/// What belongs to the value heads of the gated delta rule, whose order llama.cpp's converter changes (`DeltaLayout::Tiled`), or
+/// is beside it in a checkpoint.
+fn is_of_value_heads(role: Role) -> bool {
+    use Role::{DeltaA, DeltaB, DeltaK, DeltaQ, DeltaV, DeltaZ, MixOutput};
+    [DeltaQ, DeltaK, DeltaV, DeltaZ, DeltaB, DeltaA, MixOutput].contains(&role)
 }
 
 impl Weights for Recorder<'_, '_> {
@@ -131,19 +147,22 @@ impl Weights for Recorder<'_, '_> {
 }
 
 impl Sites {
-    /// The parts of each module of a Hugging Face checkpoint, by its name without `.weight`. The matrix of logits is `lm_head`,
-    /// whether it is the token embedding or not.
+    /// The parts of each module of a Hugging Face checkpoint, by the name that a decoder by itself has for it
+    /// ([`ModelPlace::plain`](crate::weights::ModelPlace::plain)), without `.weight`. The matrix of logits is `lm_head`, whether it is the token embedding or not.
     pub(super) fn hugging_face(&self) -> HashMap<String, Vec<SitePart>> {
         let name = |id: WeightId, matrix: &Matrix| {
             let id = if id.role == Role::Embedding { id.with_role(Role::Output) } else { id };
-            let name = self.place.name(id.hugging_face(self.names));
+            let name = id.hugging_face(self.names);
             let number = matrix.expert.map_or(0, |expert| expert.index);
             Some(name.strip_suffix(".weight")?.replace('*', &number.to_string()))
         };
         let mut modules: HashMap<_, Vec<_>> = HashMap::new();
         for (site, Site { matrix, .. }) in self.list.iter().enumerate() {
+            if self.is_tiled(&matrix.id) {
+                continue;
+            }
             // A file may keep by itself what a checkpoint has among others, and the other way round.
-            let parts = [Some((matrix.id, SitePart::whole(site, matrix))), SitePart::fused(site, matrix)];
+            let parts = [Some((matrix.id, SitePart::whole(site, matrix.shape[0]))), SitePart::fused(site, matrix)];
             for (id, part) in parts.into_iter().flatten() {
                 if let Some(name) = name(id, matrix) {
                     modules.entry(name).or_default().push(part);
@@ -153,20 +172,30 @@ impl Sites {
         modules
     }
 
+    /// Whether the order of heads is not that of Hugging Face checkpoints.
+    fn is_tiled(&self, id: &WeightId) -> bool {
+        let layer = id.layer.and_then(|layer| self.config.layers.get(layer)?.recurrent);
+        let layout = layer.and_then(|recurrent| match recurrent {
+            RecurrentConfig::GatedDelta { layout, .. } => Some(layout),
+            _ => None,
+        });
+        layout == Some(DeltaLayout::Tiled) && is_of_value_heads(id.role)
+    }
+
     /// The same of a GGUF file, with `.weight`; experts are stacked in one module.
     pub(super) fn gguf(&self) -> HashMap<String, Vec<SitePart>> {
         let mut modules: HashMap<_, Vec<_>> = HashMap::new();
         for (site, Site { matrix, is_fused, .. }) in self.list.iter().enumerate() {
             let fused = SitePart::fused(site, matrix).filter(|_| *is_fused);
-            let (id, part) = fused.unwrap_or_else(|| (matrix.id, SitePart::whole(site, matrix)));
+            let (id, part) = fused.unwrap_or_else(|| (matrix.id, SitePart::whole(site, matrix.shape[0])));
             modules.entry(id.gguf()).or_default().push(part);
         }
         modules
     }
 
-    /// The name of the token embedding in a Hugging Face checkpoint, without `.weight`.
+    /// The token embedding, named as in [`hugging_face`](Self::hugging_face).
     pub(super) fn embedding_name(&self) -> String {
-        let name = self.place.name(WeightId::global(Role::Embedding).hugging_face(self.names));
+        let name = WeightId::global(Role::Embedding).hugging_face(self.names);
         name.trim_end_matches(".weight").to_owned()
     }
 
@@ -176,9 +205,9 @@ impl Sites {
         own.map(|architecture| architecture.gguf)
     }
 
-    /// The module of all experts of a layer in a Hugging Face checkpoint.
+    /// The module of all experts of a layer, named so too.
     pub(super) fn experts_module(&self, layer: usize) -> Option<String> {
-        let name = self.place.name(WeightId::layer(layer, Role::ExpertDown).hugging_face(self.names));
+        let name = WeightId::layer(layer, Role::ExpertDown).hugging_face(self.names);
         let (before, _) = name.split_once(".experts")?;
         Some(format!("{before}.experts"))
     }

@@ -7,19 +7,15 @@ use serde_json::{Map, Value};
 
 use super::{
     config::{DecoderConfig, ExpertsConfig, LayerConfig, MAX_LAYERS, MAX_SIZE, NormConfig, SharedConfig},
-    rope::{RopeAxes, RopeConfig, RopeScaling},
+    rope::{RopeConfig, RopeScaling},
 };
 use crate::{
     EngineError, keys,
     weights::{Metadata, MetadataValue, Role, WeightId, WeightSource, hub::HubFormat},
 };
 
-const ROPE_TYPES: &str = "default, linear, llama3, longrope, yarn";
-
-/// What yarn multiplies rotations and scores by, where a file says nothing else.
-pub(super) fn yarn_mscale(factor: f64, mscale: f64) -> f64 {
-    if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 }
-}
+mod rope;
+pub use rope::yarn_mscale;
 
 /// Fields of any file. What is read of them may be absent.
 pub trait Fields {
@@ -160,12 +156,14 @@ impl HfFields<'_> {
         self.typed(key, "a list of strings", |v| v.as_array()?.iter().map(|v| v.as_str().map(str::to_owned)).collect())
     }
 
-    /// A list of zeros and ones, one a layer.
+    /// A list of zeros and ones, one a layer. An empty one is absent, as in the files of Llama 4.
     pub fn flags(&self, key: &str, num_layers: usize) -> Result<Option<Vec<bool>>, EngineError> {
         let flag = |value: &Value| value.as_u64().filter(|n| *n < 2).map(|n| n == 1);
-        self.typed(key, &format!("a list of {num_layers} zeros and ones"), |v| {
-            v.as_array().filter(|list| list.len() == num_layers)?.iter().map(flag).collect()
-        })
+        let flags = self.typed(key, &format!("a list of {num_layers} zeros and ones"), |v| {
+            let list = v.as_array().filter(|list| list.is_empty() || list.len() == num_layers)?;
+            list.iter().map(flag).collect::<Option<Vec<_>>>()
+        })?;
+        Ok(flags.filter(|flags| !flags.is_empty()))
     }
 
     fn numbers(&self, key: &str) -> Result<Option<Vec<f32>>, EngineError> {
@@ -198,121 +196,6 @@ impl HfFields<'_> {
         Ok(ids.unwrap_or_default())
     }
 
-    /// The rotation of a layer type, where that part of each head rotates unless the file has another. `rope_parameters` holds
-    /// everything in newer files, by layer type where there are several; older ones have `rope_scaling` and `rope_theta`.
-    pub fn rope(&self, layer_type: &str, head_dim: usize, usual_part: f64) -> Result<RopeConfig, EngineError> {
-        let mut fields = self.rope_object()?;
-        if let Some(nested) = fields.as_ref().map(|f| f.child(layer_type)).transpose()?.flatten() {
-            fields = Some(nested);
-        }
-        let number = |key: &str| match fields.as_ref().map(|f| f.number(key)).transpose()?.flatten() {
-            Some(value) => Ok(Some(value)),
-            None => self.number(key),
-        };
-        let theta = number("rope_theta")?.unwrap_or(10_000.0);
-        let rotary_dim = (number("partial_rotary_factor")?.unwrap_or(usual_part) * head_dim as f64) as usize;
-        let scaling = fields.as_ref().map_or(Ok(RopeScaling::None), |fields| self.rope_scaling(fields))?;
-        // Hunyuan's rope is called dynamic, and is not.
-        let theta = match fields.as_ref().map(|fields| fields.number("alpha")).transpose()?.flatten() {
-            Some(alpha) => theta * alpha.powf(head_dim as f64 / (head_dim as f64 - 2.0)),
-            None => theta,
-        };
-        Ok(RopeConfig { style: RopeStyle::Neox, theta, rotary_dim, scaling, axes: None })
-    }
-
-    /// By which coordinates the language models of some that see rotate.
-    pub fn rope_axes(&self) -> Result<Option<RopeAxes>, EngineError> {
-        let Some(fields) = self.rope_object()? else { return Ok(None) };
-        let size = |value: &Value| value.as_u64().filter(|n| *n <= MAX_SIZE as u64).map(|n| n as usize);
-        let sections = fields.typed("mrope_section", "a list of three sizes", |value| {
-            let sizes: Option<Vec<_>> = value.as_array()?.iter().map(size).collect();
-            <[usize; 3]>::try_from(sizes?).ok()
-        })?;
-        let takes_turns = fields.flag("mrope_interleaved")?.unwrap_or(false);
-        Ok(sections.map(|sections| RopeAxes { sections, takes_turns }))
-    }
-
-    fn rope_scaling(&self, fields: &Self) -> Result<RopeScaling, EngineError> {
-        let kind = match fields.text("rope_type")? {
-            Some(kind) => kind,
-            None => match fields.text("type")? {
-                Some(kind) => kind,
-                None if fields.value("factor").is_some() => return Err(fields.error("rope_type", "is missing beside a factor")),
-                None => "default".into(),
-            },
-        };
-        let needed = |key: &str| fields.number(key)?.ok_or_else(|| fields.error(key, format!("is missing for {kind} rope")));
-        let list = |key: &str| fields.numbers(key)?.ok_or_else(|| fields.error(key, format!("is missing for {kind} rope")));
-        let max_positions = self.required_size("max_position_embeddings")?;
-        let given = match fields.size("original_max_position_embeddings")? {
-            Some(n) => Some(n),
-            None => self.size("original_max_position_embeddings")?,
-        };
-        let original = given.unwrap_or(max_positions);
-        Ok(match &kind[..] {
-            // Transformers takes mrope for another name of it.
-            "default" | "mrope" => RopeScaling::None,
-            "dynamic" if fields.value("alpha").is_some() => RopeScaling::None,
-            "dynamic" => {
-                return Err(fields.error(
-                    "rope_type",
-                    format!("is `dynamic`, whose base changes with the length, so that cached keys would not hold; implemented: {ROPE_TYPES}"),
-                ));
-            }
-            "linear" => RopeScaling::Linear(needed("factor")?),
-            "yarn" => fields.yarn(original, max_positions)?,
-            "llama3" => RopeScaling::Llama3 {
-                factor: needed("factor")?,
-                low_freq_factor: needed("low_freq_factor")?,
-                high_freq_factor: needed("high_freq_factor")?,
-                original_max_positions: original,
-            },
-            "longrope" | "su" => {
-                let stretch = match given {
-                    Some(original) => max_positions as f64 / original as f64,
-                    None => fields.number("factor")?.unwrap_or(1.0),
-                };
-                // phimoe has one factor a table, and they are the same.
-                let (short, long) = (fields.number("short_mscale")?, fields.number("long_mscale")?);
-                if short != long {
-                    return Err(fields.error("short_mscale", "is not what `long_mscale` is; one factor for both is implemented"));
-                }
-                let attention_factor = match fields.number("attention_factor")?.or(short) {
-                    Some(factor) => factor,
-                    None if stretch <= 1.0 => 1.0,
-                    None => (1.0 + stretch.ln() / (original as f64).ln()).sqrt(),
-                };
-                RopeScaling::LongRope {
-                    short: list("short_factor")?,
-                    long: list("long_factor")?,
-                    original_max_positions: original,
-                    attention_factor: attention_factor as f32,
-                }
-            }
-            other => return Err(fields.error("rope_type", format!("is `{other}`; implemented: {ROPE_TYPES}"))),
-        })
-    }
-
-    fn yarn(&self, original: usize, max_positions: usize) -> Result<RopeScaling, EngineError> {
-        let factor = self.number("factor")?.unwrap_or(max_positions as f64 / original as f64);
-        let given = [self.number("mscale")?, self.number("mscale_all_dim")?];
-        let attention_factor = match (self.number("attention_factor")?, given) {
-            (Some(factor), _) => factor,
-            (None, [Some(rotations), Some(scores)]) if rotations != 0.0 && scores != 0.0 => {
-                yarn_mscale(factor, rotations) / yarn_mscale(factor, scores)
-            }
-            _ => yarn_mscale(factor, 1.0),
-        };
-        Ok(RopeScaling::Yarn {
-            factor,
-            beta_fast: self.number("beta_fast")?.unwrap_or(32.0),
-            beta_slow: self.number("beta_slow")?.unwrap_or(1.0),
-            original_max_positions: original,
-            truncate: self.flag("truncate")?.unwrap_or(true),
-            attention_factor: attention_factor as f32,
-        })
-    }
-
     /// What all architectures name alike; every layer sees everything and rotates alike.
     pub fn decoder(&self, architecture: &'static str) -> Result<DecoderConfig, EngineError> {
         let (attention, ffn) = (self.flag("attention_bias")?.unwrap_or(false), self.flag("mlp_bias")?.unwrap_or(false));
@@ -324,16 +207,21 @@ impl HfFields<'_> {
 
     /// The same, where that part of each head rotates unless the file has another.
     pub fn partly_rotated(&self, architecture: &'static str, usual_part: f64) -> Result<DecoderConfig, EngineError> {
+        self.with_head("head_dim", architecture, usual_part)
+    }
+
+    /// The same, where that key has the size of a head.
+    pub fn with_head(&self, head: &str, architecture: &'static str, usual_part: f64) -> Result<DecoderConfig, EngineError> {
         let keys = [
             "hidden_size",
             "num_attention_heads",
             "num_key_value_heads",
-            "head_dim",
+            head,
             "intermediate_size",
             "num_hidden_layers",
             "max_position_embeddings",
         ];
-        let sizes = self.sizes(keys, self.activation()?)?;
+        let sizes = self.sizes(keys, self.activation(Activation::Silu)?)?;
         let head_dim = sizes.largest(|layer| layer.attention.head_dim);
         Ok(DecoderConfig {
             architecture,
@@ -345,24 +233,6 @@ impl HfFields<'_> {
             num_mtp_layers: self.size("num_nextn_predict_layers")?.unwrap_or(0),
             ..sizes
         })
-    }
-
-    /// What says how the model rotates: newer files have `rope_parameters`, older ones `rope_scaling`.
-    fn rope_object(&self) -> Result<Option<Self>, EngineError> {
-        match self.child("rope_parameters")? {
-            Some(fields) => Ok(Some(fields)),
-            None => self.child("rope_scaling"),
-        }
-    }
-
-    /// A value of that.
-    pub fn rope_value(&self, key: &str) -> Result<Option<Value>, EngineError> {
-        Ok(self.rope_object()?.and_then(|fields| fields.value(key)))
-    }
-
-    /// A number of that.
-    pub fn rope_number(&self, key: &str) -> Result<Option<f64>, EngineError> {
-        Ok(self.rope_object()?.map(|fields| fields.number(key)).transpose()?.flatten())
     }
 
     /// Which layers are mixtures of experts: each `decoder_sparse_step`th, without those that `mlp_only_layers` names (Qwen).
@@ -384,13 +254,15 @@ impl HfFields<'_> {
         Ok(self.decoder(architecture)?.with_windows(|_| window))
     }
 
-    fn activation(&self) -> Result<Activation, EngineError> {
+    /// What is between the matrices of a feed-forward network, unless the file has it.
+    pub fn activation(&self, usual: Activation) -> Result<Activation, EngineError> {
         let key = if self.value("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
-        match self.text(key)?.as_deref().unwrap_or("silu") {
-            "silu" | "swish" => Ok(Activation::Silu),
-            "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
-            "gelu" => Ok(Activation::Gelu),
-            other => Err(self.error(key, format!("is `{other}`; implemented: silu, gelu, gelu_pytorch_tanh"))),
+        match self.text(key)?.as_deref() {
+            None => Ok(usual),
+            Some("silu" | "swish") => Ok(Activation::Silu),
+            Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Ok(Activation::GeluTanh),
+            Some("gelu") => Ok(Activation::Gelu),
+            Some(other) => Err(self.error(key, format!("is `{other}`; implemented: silu, gelu, gelu_pytorch_tanh"))),
         }
     }
 
@@ -403,33 +275,35 @@ impl HfFields<'_> {
     pub fn recurrent_layers(
         &self,
         num_layers: usize,
-        name: &str,
+        names: &[&str],
         usual: impl Fn(usize) -> bool,
     ) -> Result<Vec<bool>, EngineError> {
-        let Some(types) = self.texts("layer_types")? else { return Ok((0..num_layers).map(usual).collect()) };
-        if types.len() != num_layers {
-            return Err(self.error("layer_types", format!("has {} entries for {num_layers} layers", types.len())));
-        }
-        let is_recurrent = |kind: &String| match &kind[..] {
-            "full_attention" | "attention" => Ok(false),
-            kind if kind == name => Ok(true),
-            other => Err(self.error("layer_types", format!("has `{other}`; implemented here: full_attention, {name}"))),
-        };
-        types.iter().map(is_recurrent).collect()
+        self.layers_called("layer_types", num_layers, [&["full_attention", "attention"], names], usual)
     }
 
     /// Which layers have the window: as `layer_types` says, or these.
     pub fn sliding_layers(&self, num_layers: usize, usual: impl Fn(usize) -> bool) -> Result<Vec<bool>, EngineError> {
-        let Some(types) = self.texts("layer_types")? else { return Ok((0..num_layers).map(usual).collect()) };
-        if types.len() != num_layers {
-            return Err(self.error("layer_types", format!("has {} entries for {num_layers} layers", types.len())));
+        self.layers_called("layer_types", num_layers, [&["full_attention"], &["sliding_attention"]], usual)
+    }
+
+    /// Which layers a list, with a word for each layer, calls by the second of two kinds of names; without the list, these.
+    pub fn layers_called(
+        &self,
+        key: &str,
+        num_layers: usize,
+        [no, yes]: [&[&str]; 2],
+        usual: impl Fn(usize) -> bool,
+    ) -> Result<Vec<bool>, EngineError> {
+        let Some(kinds) = self.texts(key)? else { return Ok((0..num_layers).map(usual).collect()) };
+        if kinds.len() != num_layers {
+            return Err(self.error(key, format!("has {} entries for {num_layers} layers", kinds.len())));
         }
-        let sliding = |name: &String| match &name[..] {
-            "sliding_attention" => Ok(true),
-            "full_attention" => Ok(false),
-            other => Err(self.error("layer_types", format!("has `{other}`; implemented: full_attention, sliding_attention"))),
+        let is_called = |kind: &String| match &kind[..] {
+            kind if yes.contains(&kind) => Ok(true),
+            kind if no.contains(&kind) => Ok(false),
+            other => Err(self.error(key, format!("has `{other}`; implemented here: {}", [no, yes].concat().join(", ")))),
         };
-        types.iter().map(sliding).collect()
+        kinds.iter().map(is_called).collect()
     }
 }
 

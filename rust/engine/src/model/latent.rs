@@ -38,21 +38,23 @@ impl Latent {
             None => LatentQuery::Whole(weights.linear(&matrix(Role::AttnQ, [q_size, hidden]))?),
             Some(rank) => {
                 let norm = norm(Role::AttnQDownNorm, rank)?;
-                let down = weights.linear(&matrix(Role::AttnQDown, [rank, hidden]))?;
+                let down = weights.linear(&Matrix::new(id(Role::AttnQDown), [rank, hidden], config.qkv_bias))?;
                 LatentQuery::LowRank { down, norm, up: weights.linear(&matrix(Role::AttnQUp, [q_size, rank]))? }
             }
         };
-        let kv_down = weights.linear(&matrix(Role::AttnKvDown, [kv_rank + rope_dim, hidden]))?;
+        let down_shape = [kv_rank + rope_dim, hidden];
+        let kv_down = weights.linear(&Matrix::new(id(Role::AttnKvDown), down_shape, config.qkv_bias))?;
         let mut of_heads = |role, shape| -> Result<Vec<Linear>, EngineError> {
             let of_head = |index| matrix(role, shape).of_expert(Some(ExpertIndex { index, count: num_heads }));
             (0..num_heads).map(|head| weights.linear(&of_head(head))).collect()
         };
         let key_up = of_heads(Role::AttnKeyUp, [kv_rank, nope_dim])?;
         let value_up = of_heads(Role::AttnValueUp, [v_dim, kv_rank])?;
+        let output = Matrix::new(id(Role::AttnOutput), [hidden, num_heads * v_dim], config.output_bias);
         Ok(Self {
             config: *config,
             weights: LatentAttention { query, kv_down, kv_norm, key_up, value_up },
-            output: weights.linear(&matrix(Role::AttnOutput, [hidden, num_heads * v_dim]))?,
+            output: weights.linear(&output)?,
         })
     }
 

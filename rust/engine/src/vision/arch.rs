@@ -323,18 +323,28 @@ const PHI3_PLACES: Places = Places {
     newline: &["model.vision_embed_tokens."],
 };
 
-/// LLaVA 1.5 (arXiv:2310.03744).
+/// LLaVA 1.5 (arXiv:2310.03744), by a CLIP tower without its first row or by a SigLIP one, which has no such row.
 fn llava(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let kind = reader.vision.text("model_type")?;
+    let (tower, selected) = match kind.as_deref() {
+        None | Some("clip_vision_model") => {
+            let tower = reader.clip([768, 3072, 12, 12, 224, 32], "quick_gelu", 1e-5)?;
+            (TowerConfig { has_class: true, has_pre_norm: true, ..tower }, "default")
+        }
+        Some("siglip_vision_model") => (reader.clip([768, 3072, 12, 12, 224, 16], "gelu_pytorch_tanh", 1e-6)?, "full"),
+        Some(other) => {
+            let why = format!("is `{other}`; implemented: clip_vision_model, siglip_vision_model");
+            return Err(reader.vision.error("model_type", why));
+        }
+    };
     let strategy = reader.whole.text("vision_feature_select_strategy")?.unwrap_or_else(|| "default".into());
-    if strategy != "default" {
-        let why = format!("is `{strategy}`; implemented: default, which leaves out the row before the patches");
+    if strategy != selected {
+        let why = format!("is `{strategy}`; implemented with such a tower: {selected}");
         return Err(reader.whole.error("vision_feature_select_strategy", why));
     }
-    let tower = reader.clip([768, 3072, 12, 12, 224, 32], "quick_gelu", 1e-5)?;
     let num_layers = Reader::layers_up_to(reader.whole, "vision_feature_layer", tower.num_layers, -2)?;
-    let tower = TowerConfig { num_layers, has_class: true, has_pre_norm: true, has_post_norm: false, ..tower };
     let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;
-    reader.config("llava", tower, reader.two_layers(activation))
+    reader.config("llava", TowerConfig { num_layers, has_post_norm: false, ..tower }, reader.two_layers(activation))
 }
 
 /// LLaVA 1.6, with tiles.

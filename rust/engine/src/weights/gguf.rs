@@ -153,7 +153,7 @@ impl GgufFiles {
     pub fn vector(&self, name: &str) -> Result<WeightView, EngineError> {
         let info = self.info(name)?;
         match info.dims[..] {
-            [cols] => self.view(name, info, 1, cols),
+            [cols] | [cols, 1] => self.view(name, info, 1, cols),
             _ => Err(load(&self.path, format!("tensor `{name}` has {} dimensions instead of 1", info.dims.len()))),
         }
     }

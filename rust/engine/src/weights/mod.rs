@@ -109,6 +109,14 @@ pub struct FusedRows {
     pub num_groups: usize,
 }
 
+impl FusedRows {
+    /// Where in the fused matrix the row of one of `rows` rows is.
+    pub const fn row(&self, rows: usize, row: usize) -> usize {
+        let own = rows / self.num_groups;
+        row / own * (self.num_rows / self.num_groups) + self.first_row + row % own
+    }
+}
+
 /// The files of a model, asked by role.
 pub enum WeightSource {
     /// GGUF files.
@@ -343,7 +351,7 @@ impl WeightSource {
             }
         };
         if let Some((_, fused)) = fused.filter(|(_, fused)| fused.num_groups > 1) {
-            return Ok(Some(group_rows(&fused, rows).map(|row| all[row]).collect()));
+            return Ok(Some((0..rows).map(|row| all[fused.row(rows, row)]).collect()));
         }
         let first_row = fused.map_or(0, |(_, fused)| fused.first_row);
         Ok(Some(all[first_row..first_row + rows].to_vec()))
@@ -420,15 +428,8 @@ impl WeightSource {
     }
 }
 
-/// The rows of a fused matrix that are those of one of which it has so many in all.
-fn group_rows(fused: &FusedRows, rows: usize) -> impl Iterator<Item = usize> + use<> {
-    let FusedRows { num_rows, first_row, num_groups, .. } = *fused;
-    let (of_group, own) = (num_rows / num_groups, rows / num_groups);
-    (0..num_groups).flat_map(move |group| (0..own).map(move |row| group * of_group + first_row + row))
-}
-
 fn rows_of_groups(whole: &WeightView, fused: &FusedRows, rows: usize) -> Result<WeightView, EngineError> {
-    let bytes = group_rows(fused, rows).flat_map(|row| whole.row(row)).copied().collect();
+    let bytes = (0..rows).flat_map(|row| whole.row(fused.row(rows, row))).copied().collect();
     whole.release();
     Ok(WeightView::new(whole.dtype, rows, whole.cols, Bytes::from_vec(bytes))?)
 }

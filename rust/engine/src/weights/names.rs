@@ -234,6 +234,17 @@ impl ModelPlace {
         self == Self::default()
     }
 
+    /// What a decoder by itself calls a module of the decoder, wherever that lies; other names stay.
+    pub fn plain(name: &str) -> String {
+        let at = |place: &Self| {
+            let within = name.strip_prefix(place.model);
+            let within = within.filter(|rest| ["layers.", "embed_tokens"].iter().any(|first| rest.starts_with(first)));
+            let beside = name.strip_prefix(place.others).filter(|rest| rest.starts_with("lm_head"));
+            within.map(|rest| format!("model.{rest}")).or(beside.map(str::to_owned))
+        };
+        Self::ALL.iter().find_map(at).unwrap_or_else(|| name.to_owned())
+    }
+
     /// The name there of what a decoder by itself calls so.
     pub fn name(self, name: String) -> String {
         match name.strip_prefix("model.") {
@@ -348,5 +359,21 @@ impl WeightId {
             Some(layer) => format!("{layers}.{layer}.{name}{suffix}"),
             None => format!("{name}{suffix}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ModelPlace;
+
+    #[test]
+    fn a_decoder_s_modules_have_one_name_wherever_it_lies() {
+        for place in ModelPlace::ALL {
+            for plain in ["model.layers.0.mlp.up_proj", "model.embed_tokens", "lm_head"] {
+                let outer = place.name(plain.to_owned());
+                assert_eq!(ModelPlace::plain(&outer), plain, "{outer}");
+            }
+        }
+        assert_eq!(ModelPlace::plain("visual.blocks.0.attn.qkv"), "visual.blocks.0.attn.qkv");
     }
 }

@@ -125,7 +125,7 @@ impl SafetensorsFiles {
     pub fn vector(&self, name: &str) -> Result<WeightView, EngineError> {
         let info = self.info(name)?;
         match info.shape[..] {
-            [cols] => view(name, info, 1, cols),
+            [cols] | [1, cols] => view(name, info, 1, cols),
             _ => Err(load(&info.file, format!("tensor `{name}` has {} dimensions instead of 1", info.shape.len()))),
         }
     }

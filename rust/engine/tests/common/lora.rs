@@ -13,7 +13,9 @@ use super::{
 };
 
 /// Adapters of PEFT's that there are goldens of.
-pub const PEFT: [&str; 13] = [
+pub const PEFT: [&str; 17] = [
+    "granitemoehybrid-mamba",
+    "lfm2-conv",
     "llama-all-rslora",
     "llama-attn",
     "llama-dora",
@@ -27,6 +29,8 @@ pub const PEFT: [&str; 13] = [
     "qwen2-bias",
     "qwen3-moe-experts",
     "qwen3-moe-params",
+    "qwen3-next-mixers",
+    "qwen3_5-mixers",
 ];
 
 #[derive(Deserialize)]

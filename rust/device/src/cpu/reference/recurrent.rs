@@ -1,15 +1,25 @@
 //! Recurrent layers, plainly and in double precision.
 
 use crate::{
-    Activation, Conv, GatedDelta, Linear, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StepMetadata, Tensor,
+    Activation, AdapterRows, Conv, GatedDelta, Linear, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv,
+    StepMetadata, Tensor,
 };
 
-use super::{ReferenceBackend, activate, matmul, norm_part, norm_row, normed};
+use super::{ReferenceBackend, activate, norm_part, norm_row, normed, product};
 
-fn product(x: &[f32], linear: &Linear) -> Vec<f32> {
-    let mut out = vec![0.0; x.len() / linear.in_features * linear.out_features];
-    matmul(x, linear, &mut out);
-    out
+/// What goes into a layer of one request, `[rows, in_features]`, and the adapters of those rows.
+#[derive(Clone, Copy)]
+struct Input<'a> {
+    values: &'a [f32],
+    adapters: &'a [AdapterRows],
+}
+
+impl Input<'_> {
+    fn product(self, linear: &Linear) -> Vec<f32> {
+        let mut out = vec![0.0; self.values.len() / linear.in_features * linear.out_features];
+        product(self.values, linear, self.adapters, &mut out);
+        out
+    }
 }
 
 fn silu(x: f32) -> f32 {
@@ -41,8 +51,8 @@ fn convolve(conv: &Conv, state: &mut [f32], x: &[f32]) -> Vec<f32> {
     out
 }
 
-/// A layer over one request's rows, `input` of them all.
-fn rows(weights: &Recurrent, input: &[f32], state: &mut [f32], out: &mut [f32]) {
+/// A layer over one request's rows.
+fn rows(weights: &Recurrent, input: Input<'_>, state: &mut [f32], out: &mut [f32]) {
     match weights {
         Recurrent::ShortConv(weights) => short_conv(weights, input, state, out),
         Recurrent::Mamba2(weights) => mamba2(weights, input, state, out),
@@ -50,8 +60,8 @@ fn rows(weights: &Recurrent, input: &[f32], state: &mut [f32], out: &mut [f32]) 
     }
 }
 
-fn short_conv(ShortConv { b, c, x, conv }: &ShortConv, input: &[f32], state: &mut [f32], out: &mut [f32]) {
-    let [b, c, x] = [b, c, x].map(|linear| product(input, linear));
+fn short_conv(ShortConv { b, c, x, conv }: &ShortConv, input: Input<'_>, state: &mut [f32], out: &mut [f32]) {
+    let [b, c, x] = [b, c, x].map(|linear| input.product(linear));
     let width = conv.num_channels;
     for (token, out) in out.chunks_exact_mut(width).enumerate() {
         let row = token * width..(token + 1) * width;
@@ -61,8 +71,8 @@ fn short_conv(ShortConv { b, c, x, conv }: &ShortConv, input: &[f32], state: &mu
     }
 }
 
-fn mamba2(weights: &Mamba2, input: &[f32], state: &mut [f32], out: &mut [f32]) {
-    let [z, xbc, dt] = [&weights.z, &weights.xbc, &weights.dt].map(|linear| product(input, linear));
+fn mamba2(weights: &Mamba2, input: Input<'_>, state: &mut [f32], out: &mut [f32]) {
+    let [z, xbc, dt] = [&weights.z, &weights.xbc, &weights.dt].map(|linear| input.product(linear));
     let Mamba2 { num_heads, num_groups, state_dim, .. } = *weights;
     let (dim, width) = (weights.head_dim(), weights.z.out_features);
     let (past, states) = state.split_at_mut(weights.conv.state_len());
@@ -93,10 +103,10 @@ fn mamba2(weights: &Mamba2, input: &[f32], state: &mut [f32], out: &mut [f32]) {
     }
 }
 
-fn gated_delta(weights: &GatedDelta, input: &[f32], state: &mut [f32], out: &mut [f32]) {
+fn gated_delta(weights: &GatedDelta, input: Input<'_>, state: &mut [f32], out: &mut [f32]) {
     let GatedDelta { q, k, v, z, b, dt, convs, num_value_heads, .. } = weights;
-    let qkv = [q, k, v].map(|linear| product(input, linear));
-    let [z, b, dt] = [z, b, dt].map(|linear| product(input, linear));
+    let qkv = [q, k, v].map(|linear| input.product(linear));
+    let [z, b, dt] = [z, b, dt].map(|linear| input.product(linear));
     let (key_dim, dim, width) = (weights.key_dim(), weights.value_dim(), v.out_features);
     let (mut past, states) = state.split_at_mut(convs.iter().map(Conv::state_len).sum());
     let mut pasts = Vec::new();
@@ -155,7 +165,9 @@ impl RecurrentPhases for ReferenceBackend {
                 state.fill(0.0);
             }
             let out = &mut out.as_mut_slice()[range.start * width..range.end * width];
-            rows(weights, &input[range.start * cols..range.end * cols], state, out);
+            let adapters = AdapterRows::of_chosen(&step.adapters, &(range.start as u32..range.end as u32));
+            let input = Input { values: &input[range.start * cols..range.end * cols], adapters: &adapters };
+            rows(weights, input, state, out);
         }
     }
 

@@ -44,7 +44,9 @@ pub(super) const GLM4_MOE_LITE: Architecture = Architecture {
 };
 
 fn from_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let mut config = fields.decoder(architecture)?;
+    // A head has several sizes; any of them stands in until they are read.
+    let mut config = fields.with_head("qk_rope_head_dim", architecture, 1.0)?;
+    let bias = fields.flag("attention_bias")?.unwrap_or(false);
     let keys = ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"];
     let [kv_rank, nope_dim, rope_dim, v_dim] = keys.map(|key| fields.required_size(key));
     let q_rank = fields.size("q_lora_rank")?;
@@ -58,8 +60,11 @@ fn from_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderC
     let mscale = fields.rope_number("mscale_all_dim")?.filter(|mscale| *mscale != 0.0);
     let factor = fields.rope_number("factor")?.unwrap_or(1.0);
     let config = with_latent(config, latent, mscale.map_or(1.0, |mscale| yarn_mscale(factor, mscale)));
+    let config = config.with_layers(|layer| (layer.attention.qkv_bias, layer.attention.output_bias) = (bias, bias));
     let num_dense = fields.size("first_k_dense_replace")?.unwrap_or(0);
-    Ok(config.with_experts(read_experts(fields)?, |layer| layer >= num_dense))
+    let kinds: [&[&str]; 2] = [&["dense"], &["sparse"]];
+    let is_sparse = fields.layers_called("mlp_layer_types", config.layers.len(), kinds, |layer| layer >= num_dense)?;
+    Ok(config.with_experts(read_experts(fields)?, |layer| is_sparse[layer]))
 }
 
 /// Experts as the files of DeepSeek, and of GLM 4.5 on, describe them.

@@ -23,7 +23,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let config = granite::read_hf("granitemoehybrid", fields)?;
     let num_layers = config.layers.len();
-    let is_recurrent = fields.recurrent_layers(num_layers, "mamba", |_| false)?;
+    let is_recurrent = fields.recurrent_layers(num_layers, &["mamba", "linear_attention"], |_| false)?;
     let size = |key: &str, usual: usize| Ok::<_, EngineError>(fields.size(key)?.unwrap_or(usual));
     if fields.flag("mamba_proj_bias")? == Some(true) {
         return Err(fields.error("mamba_proj_bias", "is true; projections with biases are not implemented"));

@@ -59,7 +59,7 @@ pub(super) fn read_hf(architecture: &'static str, fields: &HfFields<'_>) -> Resu
     };
     let full = fields.layers("full_attn_idxs")?;
     let is_full = |layer: usize| full.as_ref().is_none_or(|full| full.contains(&layer));
-    let is_recurrent = fields.recurrent_layers(config.layers.len(), "conv", |layer| !is_full(layer))?;
+    let is_recurrent = fields.recurrent_layers(config.layers.len(), &["conv"], |layer| !is_full(layer))?;
     let kernel = fields.size("conv_L_cache")?.unwrap_or(KERNEL);
     Ok(with_norms(config).with_recurrent(RecurrentConfig::ShortConv { kernel }, |layer| is_recurrent[layer]))
 }

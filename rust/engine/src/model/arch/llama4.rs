@@ -57,7 +57,9 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let step = fields.size("interleave_moe_layer_step")?.unwrap_or(1).max(1);
     let sparse = fields.layers("moe_layers")?;
     let is_sparse = |layer: usize| sparse.as_ref().map_or((layer + 1).is_multiple_of(step), |list| list.contains(&layer));
-    let config = with_layers(config, |layer| rotates[layer], chunk, scale, qk_norm);
+    let kinds: [&[&str]; 2] = [&["full_attention"], &["chunked_attention"]];
+    let is_chunked = fields.layers_called("layer_types", num_layers, kinds, |layer| rotates[layer])?;
+    let config = with_layers(config, |layer| rotates[layer], |layer| chunk.filter(|_| is_chunked[layer]), scale, qk_norm);
     let config =
         config.with_layers(|layer| layer.ffn.set_dense(|ffn| ffn.intermediate_size = dense.unwrap_or(ffn.intermediate_size)));
     let experts = ExpertsConfig::new([num_experts?, num_chosen?, width?], RouterScore::Sigmoid);
@@ -69,8 +71,9 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     let experts = experts.scored(RouterScore::Sigmoid);
     let step = fields.size("interleave_moe_layer_step")?.unwrap_or(1).max(1);
     // Whether queries and keys are normalized has no key: the largest of the family, with 128 experts, does without.
-    let config =
-        with_layers(config, |layer| !(layer + 1).is_multiple_of(INTERVAL), Some(CHUNK), Some(SCALE), experts.num_experts != 128);
+    let rotates = |layer: usize| !(layer + 1).is_multiple_of(INTERVAL);
+    let chunk = |layer| rotates(layer).then_some(CHUNK);
+    let config = with_layers(config, rotates, chunk, Some(SCALE), experts.num_experts != 128);
     Ok(config.with_experts(with_shared(experts), |layer| (layer + 1).is_multiple_of(step)))
 }
 
@@ -82,15 +85,15 @@ fn with_shared(experts: ExpertsConfig) -> ExpertsConfig {
 fn with_layers(
     mut config: DecoderConfig,
     rotates: impl Fn(usize) -> bool,
-    chunk: Option<usize>,
+    chunk: impl Fn(usize) -> Option<usize>,
     scale: Option<QueryScale>,
     qk_norm: bool,
 ) -> DecoderConfig {
     let eps = config.norm.eps;
     for (index, layer) in config.layers.iter_mut().enumerate() {
         let attention = &mut layer.attention;
+        attention.chunk = chunk(index).filter(|chunk| *chunk < config.max_position_embeddings);
         if rotates(index) {
-            attention.chunk = chunk.filter(|chunk| *chunk < config.max_position_embeddings);
             (attention.qk_norm, attention.norms_last) = (qk_norm.then_some(QkNorm::Unweighted(eps)), true);
         } else {
             (attention.rope, attention.q_scale) = (None, scale);

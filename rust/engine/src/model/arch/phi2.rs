@@ -32,17 +32,18 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let norm = NormConfig::layer(fields.number("layer_norm_eps")?);
     let qk_norm = fields.flag("qk_layernorm")?.unwrap_or(false).then_some(QkNorm::Heads);
     let config = DecoderConfig { norm, ..fields.partly_rotated("phi", 0.5)? };
-    Ok(with_layers(config).with_layers(|layer| layer.attention.qk_norm = qk_norm))
+    let activation = fields.activation(Activation::GeluTanh)?;
+    Ok(with_layers(config, activation).with_layers(|layer| layer.attention.qk_norm = qk_norm))
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
-    Ok(with_layers(fields.decoder("phi", RopeStyle::Neox)?))
+    Ok(with_layers(fields.decoder("phi", RopeStyle::Neox)?, Activation::GeluTanh))
 }
 
-fn with_layers(config: DecoderConfig) -> DecoderConfig {
+fn with_layers(config: DecoderConfig, activation: Activation) -> DecoderConfig {
     config.with_layers(|layer| {
         layer.is_parallel = true;
         layer.set_biases(true);
-        layer.ffn.set_dense(|dense| (dense.is_gated, dense.activation) = (false, Activation::GeluTanh));
+        layer.ffn.set_dense(|dense| (dense.is_gated, dense.activation) = (false, activation));
     })
 }

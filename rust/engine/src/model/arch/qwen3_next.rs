@@ -54,13 +54,14 @@ pub(super) const QWEN3_5_MOE: Architecture = Architecture {
 };
 
 fn from_hf(architecture: &'static str, fields: &HfFields<'_>, layout: DeltaLayout) -> Result<DecoderConfig, EngineError> {
+    let bias = fields.flag("attention_bias")?.unwrap_or(false);
     let mut config = fields.partly_rotated(architecture, 0.25)?;
     config.norm.offset = 1.0;
     // Text alone is at the same place in all three dimensions, so that their shares of a head do not matter.
     fields.rope_value("mrope_section")?;
     let interval = fields.size("full_attention_interval")?.unwrap_or(INTERVAL).max(1);
     let usual = |layer: usize| !(layer + 1).is_multiple_of(interval);
-    let is_recurrent = fields.recurrent_layers(config.layers.len(), "linear_attention", usual)?;
+    let is_recurrent = fields.recurrent_layers(config.layers.len(), &["linear_attention"], usual)?;
     let keys = [
         "linear_num_key_heads",
         "linear_num_value_heads",
@@ -78,6 +79,7 @@ fn from_hf(architecture: &'static str, fields: &HfFields<'_>, layout: DeltaLayou
         layout,
         eps: config.norm.eps,
     };
+    let config = config.with_layers(|layer| (layer.attention.qkv_bias, layer.attention.output_bias) = (bias, bias));
     Ok(with_layers(config, delta, |layer| is_recurrent[layer]))
 }
 

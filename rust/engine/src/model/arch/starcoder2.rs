@@ -28,14 +28,15 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
         tie_word_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(true),
         ..fields.windowed("starcoder2")?
     };
-    Ok(config.with_layers(|layer| set_layer(layer, bias)))
+    let activation = fields.activation(Activation::GeluTanh)?;
+    Ok(config.with_layers(|layer| set_layer(layer, bias, activation)))
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
-    Ok(fields.decoder("starcoder2", RopeStyle::Neox)?.with_layers(|layer| set_layer(layer, true)))
+    Ok(fields.decoder("starcoder2", RopeStyle::Neox)?.with_layers(|layer| set_layer(layer, true, Activation::GeluTanh)))
 }
 
-fn set_layer(layer: &mut LayerConfig, bias: bool) {
+fn set_layer(layer: &mut LayerConfig, bias: bool, activation: Activation) {
     layer.set_biases(bias);
-    layer.ffn.set_dense(|dense| (dense.is_gated, dense.activation) = (false, Activation::GeluTanh));
+    layer.ffn.set_dense(|dense| (dense.is_gated, dense.activation) = (false, activation));
 }
