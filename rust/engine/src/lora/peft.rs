@@ -54,13 +54,14 @@ struct Module {
     embedding_b: Option<Floats>,
     tokens: Option<Floats>,
     base: Option<Floats>,
+    base_bias: Option<Floats>,
     weight: Option<Floats>,
     bias: Option<Floats>,
 }
 
 /// What follows a module's name, and where it goes.
 type Place = fn(&mut Module) -> &mut Option<Floats>;
-const SUFFIXES: [(&str, Place); 13] = [
+const SUFFIXES: [(&str, Place); 14] = [
     (".lora_A.weight", |m| &mut m.a),
     (".lora_A.default.weight", |m| &mut m.a),
     (".lora_B.weight", |m| &mut m.b),
@@ -72,6 +73,7 @@ const SUFFIXES: [(&str, Place); 13] = [
     (".lora_embedding_B", |m| &mut m.embedding_b),
     (".token_adapter.trainable_tokens_delta", |m| &mut m.tokens),
     (".base_layer.weight", |m| &mut m.base),
+    (".base_layer.bias", |m| &mut m.base_bias),
     (".weight", |m| &mut m.weight),
     (".bias", |m| &mut m.bias),
 ];
@@ -140,7 +142,7 @@ pub(super) fn build<'a>(mut builder: AdapterBuilder<'a>, files: &Files) -> Resul
     for name in names {
         // Several parameters of one module are wrapped in each other: the outer one goes on with the inner.
         let Some(mut module) = modules.remove(&name) else { continue };
-        let experts = layer_of(&name).filter(|layer| builder.sites.experts_module(*layer).as_deref() == Some(name.as_str()));
+        let experts = layer_of(&name).filter(|layer| builder.sites.is_of_experts(&name, *layer));
         if let Some(layer) = experts {
             let mut wrapped = vec![module];
             let mut inner = format!("{name}.base_layer");
@@ -160,6 +162,9 @@ pub(super) fn build<'a>(mut builder: AdapterBuilder<'a>, files: &Files) -> Resul
         if let Some(base) = module.base.take() {
             check_base(&builder, &name, parts, &base)?;
         }
+        if let Some(base) = module.base_bias.take() {
+            check_base_bias(&builder, &name, parts, &base)?;
+        }
         add_module(&mut builder, &config, &name, module, parts)?;
     }
     Ok(builder)
@@ -172,13 +177,14 @@ fn add_module(
     module: Module,
     parts: &[SitePart],
 ) -> Result<(), EngineError> {
-    let Module { name: full_name, a, b, b_bias, magnitude, weight, bias, embedding_a, embedding_b, tokens, base } = module;
+    let Module { name: full_name, a, b, b_bias, magnitude, weight, bias, embedding_a, embedding_b, tokens, base, base_bias } =
+        module;
     let is_alone = [&a, &b, &b_bias, &magnitude, &weight, &bias].iter().all(|part| part.is_none());
     if let (Some(tokens), Some(site), true) = (&tokens, builder.sites.lm_head().filter(|_| name.ends_with("lm_head")), is_alone) {
         let ids = trained_ids(builder, config, name, tokens)?;
         return builder.replace_rows(site, name, &ids, tokens);
     }
-    if embedding_a.is_some() || embedding_b.is_some() || tokens.is_some() || base.is_some() {
+    if embedding_a.is_some() || embedding_b.is_some() || tokens.is_some() || base.is_some() || base_bias.is_some() {
         return Err(invalid(format!("`{name}` is no token embedding, and has tensors of one")));
     }
     if a.is_some() && (config.has_magnitudes != magnitude.is_some() || config.has_biases != b_bias.is_some()) {
@@ -348,6 +354,16 @@ fn check_base(builder: &AdapterBuilder<'_>, name: &str, parts: &[SitePart], base
     Ok(())
 }
 
+/// The same of a bias.
+fn check_base_bias(builder: &AdapterBuilder<'_>, name: &str, parts: &[SitePart], base: &Floats) -> Result<(), EngineError> {
+    let is_own = |part: &SitePart| {
+        let own = builder.sites.list[part.site].bias.as_deref().unwrap_or_default();
+        base.values.len() == part.num_rows
+            && own.iter().enumerate().all(|(row, own)| near(&[*own], &[base.values[part.row(row)]]))
+    };
+    if parts.iter().all(is_own) { Ok(()) } else { Err(other_base(name)) }
+}
+
 /// Whether weights are the same but for how they are stored.
 fn near(a: &[f32], b: &[f32]) -> bool {
     let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
@@ -385,8 +401,9 @@ fn add_embedding(
 ) -> Result<(), EngineError> {
     let (vocab_size, hidden) = (builder.sites.config.vocab_size, builder.sites.config.hidden_size);
     let is_tied = builder.sites.config.tie_word_embeddings;
-    let Module { name: full_name, embedding_a, embedding_b, tokens, base, weight, a, b, b_bias, magnitude, bias } = module;
-    if [a, b, b_bias, magnitude, bias].iter().any(Option::is_some) {
+    let Module { name: full_name, embedding_a, embedding_b, tokens, base, base_bias, weight, a, b, b_bias, magnitude, bias } =
+        module;
+    if [a, b, b_bias, magnitude, bias, base_bias].iter().any(Option::is_some) {
         return Err(invalid(format!("`{name}` is the token embedding, and has tensors of a linear layer")));
     }
     if let Some(base) = base {
@@ -474,6 +491,7 @@ fn add_experts(
             embedding_b: None,
             tokens: None,
             base: None,
+            base_bias: None,
             weight: None,
             bias: None,
         } = module

@@ -117,6 +117,13 @@ fn is_of_value_heads(role: Role) -> bool {
     [DeltaQ, DeltaK, DeltaV, DeltaZ, DeltaB, DeltaA, MixOutput].contains(&role)
 }
 
+/// What Transformers 5 calls a module of Mixtral's and Phi-3.5-MoE's, whose checkpoints have the older name.
+fn newer_names(name: &str, role: Role) -> Vec<String> {
+    let Some((before, after)) = name.split_once("block_sparse_moe.") else { return Vec::new() };
+    let router = (role == Role::Router).then(|| format!("{before}mlp.router"));
+    router.into_iter().chain([format!("{before}mlp.{after}")]).collect()
+}
+
 impl Weights for Recorder<'_, '_> {
     fn linear(&mut self, matrix: &Matrix) -> Result<Linear, EngineError> {
         let mut linear = self.loader.linear(matrix)?;
@@ -164,7 +171,8 @@ impl Sites {
             // A file may keep by itself what a checkpoint has among others, and the other way round.
             let parts = [Some((matrix.id, SitePart::whole(site, matrix.shape[0]))), SitePart::fused(site, matrix)];
             for (id, part) in parts.into_iter().flatten() {
-                if let Some(name) = name(id, matrix) {
+                let Some(name) = name(id, matrix) else { continue };
+                for name in newer_names(&name, id.role).into_iter().chain([name]) {
                     modules.entry(name).or_default().push(part);
                 }
             }
@@ -205,11 +213,12 @@ impl Sites {
         own.map(|architecture| architecture.gguf)
     }
 
-    /// The module of all experts of a layer, named so too.
-    pub(super) fn experts_module(&self, layer: usize) -> Option<String> {
+    /// Whether a module, named so too, is that of all experts of a layer.
+    pub(super) fn is_of_experts(&self, module: &str, layer: usize) -> bool {
         let name = WeightId::layer(layer, Role::ExpertDown).hugging_face(self.names);
-        let (before, _) = name.split_once(".experts")?;
-        Some(format!("{before}.experts"))
+        let newer = newer_names(&name, Role::ExpertDown);
+        let before = |name: &str| name.split_once(".experts").map(|(before, _)| before.len());
+        newer.iter().chain([&name]).any(|name| before(name).is_some_and(|len| module == format!("{}.experts", &name[..len])))
     }
 
     /// The site of the matrix of logits.
@@ -244,5 +253,21 @@ impl Sites {
         self.is_gguf
             && PERMUTED.contains(&self.config.architecture)
             && self.config.ropes.first().is_some_and(|rope| rope.style == RopeStyle::Interleaved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_have_the_names_of_checkpoints_and_of_transformers_5() {
+        let newer = |name, role| newer_names(name, role);
+        assert_eq!(
+            newer("model.layers.3.block_sparse_moe.gate", Role::Router),
+            ["model.layers.3.mlp.router", "model.layers.3.mlp.gate"]
+        );
+        assert_eq!(newer("model.layers.3.block_sparse_moe.experts.2.w1", Role::ExpertGate), ["model.layers.3.mlp.experts.2.w1"]);
+        assert!(newer("model.layers.3.mlp.gate", Role::Router).is_empty());
     }
 }
