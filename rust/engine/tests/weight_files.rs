@@ -8,9 +8,10 @@ mod sharded;
 use std::path::{Path, PathBuf};
 
 use engine::weights::{
-    ExpertIndex, GgufFiles, Matrix, MetadataValue, ModelPlace, Role, SafetensorsFiles, WeightId, WeightSource,
+    ExpertIndex, GgufFiles, Matrix, MetadataValue, ModelPlace, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat,
 };
 use gguf_writer::{ARRAY, Gguf, STRING, U32, string};
+use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -210,4 +211,38 @@ fn checkpoints_that_lack_something_are_errors() {
     let model = WeightSource::Safetensors { files: model, names, place };
     let error = model.matrix(WeightId::layer(0, Role::FfnDown), [64, 96]).map(drop).map_err(|e| e.to_string());
     assert_error(error, &["`model.layers.0.input_layernorm.weight` has shape [64]", "asks for [64, 96]"]);
+}
+
+/// compressed-tensors with `actorder`: one row of 64 codes from -8 on, in two groups.
+#[test]
+fn columns_have_the_groups_that_activations_were_sorted_for() {
+    let values = |groups: Vec<i32>| -> Result<(Vec<u8>, Vec<f32>), String> {
+        let dir = TempDir::new().unwrap();
+        let codes: Vec<u8> = (0..8).flat_map(|_| 0x7654_3210_u32.to_le_bytes()).collect();
+        let scales: Vec<u8> = [1.0_f32, 100.0].iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        let groups: Vec<u8> = groups.iter().flat_map(|group| group.to_le_bytes()).collect();
+        let of = |dtype, shape: &[usize], data| TensorView::new(dtype, shape.to_vec(), data).unwrap();
+        let tensors = [
+            ("w.weight_packed", of(Dtype::I32, &[1, 8], &codes)),
+            ("w.weight_scale", of(Dtype::F32, &[1, 2], &scales)),
+            ("w.weight_g_idx", of(Dtype::I32, &[groups.len() / 4], &groups)),
+        ];
+        std::fs::write(dir.path().join("model.safetensors"), safetensors::serialize(tensors, None).unwrap()).unwrap();
+        let config = json!({"quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": {"0": {"weights": {"num_bits": 4, "type": "int", "symmetric": true}}}});
+        let format = HubFormat::read(config.as_object().unwrap()).unwrap();
+        let files = SafetensorsFiles::open(dir.path()).unwrap().quantized(format);
+        let (view, shape) = files.tensor("w.weight").map_err(|error| error.to_string())?;
+        assert_eq!(shape, [1, 64]);
+        let floats = view.bytes().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        Ok((view.bytes().to_vec(), floats))
+    };
+    let (_, mixed) = values((0..64).map(|col| col % 2).collect()).unwrap();
+    let expected: Vec<_> = (0..64).map(|col| (col % 8 - 8) as f32 * [1.0, 100.0][col as usize % 2]).collect();
+    assert_eq!(mixed, expected);
+    let in_order = values((0..64).map(|col| col / 32).collect()).unwrap().0;
+    assert_eq!(values(vec![-1; 64]).unwrap().0, in_order, "nothing was sorted");
+    assert_ne!(in_order.len(), mixed.len() * 4, "groups of columns in a row stay integers");
+    assert_error(values((0..64).map(|col| col / 31).collect()), &["`w.weight_g_idx` names group 2 of 2"]);
+    assert_error(values(vec![0; 63]), &["`w.weight_g_idx`", "[63]", "64 columns"]);
 }

@@ -5,15 +5,14 @@
 //! matrices are quantized is seen from their tensors, so that what a checkpoint leaves as it was needs no list.
 
 use ::safetensors::Dtype;
-use device::{DType, GgmlType, WeightView, host::num_physical_cores, kv_codes::E4M3_VALUES, mmap::Bytes};
-use half::f16;
+use device::{DType, WeightView, kv_codes::E4M3_VALUES};
 use serde_json::{Map, Value};
 
-use super::{SafetensorsFiles, floats, safetensors::float_dtype, write_chunks};
+use super::{SafetensorsFiles, floats, safetensors::float_dtype};
 use crate::EngineError;
 
-/// Values of a block of the formats that integer codes become.
-const BLOCK: usize = 32;
+mod values;
+use values::{Matrix, Words};
 
 /// How a checkpoint is quantized, by its config.json.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,22 +230,7 @@ impl<'a> Packed<'a> {
             let text = format!("scales and zeros of `{}` do not go with a matrix of {rows} rows and {cols} columns", self.base);
             return Err(self.error(&text));
         }
-        let in_order = |col: usize| col / (cols / num_groups);
-        let group_of = match self.raw(".g_idx") {
-            None => None,
-            Some((shape, Dtype::I32, bytes)) if shape == [cols] => {
-                let groups: Vec<_> = bytes.as_chunks().0.iter().map(|b| u32::from_le_bytes(*b) as usize).collect();
-                if let Some(group) = groups.iter().find(|group| **group >= num_groups) {
-                    return Err(self.error(&format!("tensor `{}.g_idx` names group {group} of {num_groups}", self.base)));
-                }
-                // Those that activations were sorted for are in another order.
-                (!groups.iter().enumerate().all(|(col, group)| *group == in_order(col))).then_some(groups)
-            }
-            Some((shape, dtype, _)) => {
-                return Err(self
-                    .error(&format!("tensor `{}.g_idx` has type {dtype:?} and shape {shape:?} for {cols} columns", self.base)));
-            }
-        };
+        let group_of = self.group_of(".g_idx", cols, num_groups)?;
         let middle = 1_i32 << (bits - 1);
         // Symmetric files have one zero, stored as it is or less one, whatever they say of it.
         let is_symmetric = is_symmetric && {
@@ -262,6 +246,27 @@ impl<'a> Packed<'a> {
         let range = if is_symmetric { [-middle, middle - 1] } else { [-2 * middle, 2 * middle - 1] };
         let scale = move |row: usize, group: usize| scales.get(group * rows + row).copied().unwrap_or(0.0);
         Ok(Matrix::of_integers([rows, cols], range, num_groups, group_of, Box::new(code), Box::new(scale)))
+    }
+
+    /// The group of each column, where groups are not columns in a row: those that activations were sorted for.
+    fn group_of(&self, part: &str, cols: usize, num_groups: usize) -> Result<Option<Vec<usize>>, EngineError> {
+        let Some((shape, dtype, bytes)) = self.raw(part) else { return Ok(None) };
+        if dtype != Dtype::I32 || shape != [cols] {
+            let text = format!("tensor `{}{part}` has type {dtype:?} and shape {shape:?} for {cols} columns", self.base);
+            return Err(self.error(&text));
+        }
+        let groups: Vec<_> = bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
+        // compressed-tensors begins with such ones, and keeps them where nothing was sorted.
+        if groups.iter().all(|group| *group == -1) {
+            return Ok(None);
+        }
+        let in_range = |group: &i32| usize::try_from(*group).ok().filter(|group| *group < num_groups);
+        let Some(groups) = groups.iter().map(in_range).collect::<Option<Vec<_>>>() else {
+            let group = groups.iter().find(|group| in_range(group).is_none()).copied().unwrap_or_default();
+            return Err(self.error(&format!("tensor `{}{part}` names group {group} of {num_groups}", self.base)));
+        };
+        let is_in_order = groups.iter().enumerate().all(|(col, group)| *group == col / (cols / num_groups));
+        Ok((!is_in_order).then_some(groups))
     }
 
     fn awq(&self) -> Result<Matrix<'a>, EngineError> {
@@ -312,12 +317,8 @@ impl<'a> Packed<'a> {
             }
             cols = shape[1] as usize;
         }
-        if self.raw(".weight_g_idx").is_some() {
-            return Err(
-                self.error(&format!("`{}` has its columns in another order (`weight_g_idx`), which is not read", self.base))
-            );
-        }
         let (num_groups, scales) = self.row_scales(".weight_scale", [rows, cols])?;
+        let group_of = self.group_of(".weight_g_idx", cols, num_groups)?;
         let middle = 1_i32 << (bits - 1);
         let zeros = if self.raw(".weight_zero_point").is_some() {
             let (zeros, zero_words, zero_groups) = self.words(".weight_zero_point")?;
@@ -337,7 +338,7 @@ impl<'a> Packed<'a> {
             codes.at(row * words, col, bits) - zero
         };
         let scale = move |row: usize, group: usize| scales.get(row * num_groups + group).copied().unwrap_or(0.0);
-        Ok(Matrix::of_integers([rows, cols], range, num_groups, None, Box::new(code), Box::new(scale)))
+        Ok(Matrix::of_integers([rows, cols], range, num_groups, group_of, Box::new(code), Box::new(scale)))
     }
 
     /// Signed bytes.
@@ -477,166 +478,6 @@ impl<'a> Packed<'a> {
             Matrix::of_integers([rows, cols], [0, (1 << bits) - 1], num_groups, None, Box::new(code), Box::new(scale));
         matrix.mins = Some(mins);
         Ok(matrix)
-    }
-}
-
-/// Words of packed codes, the first in the lowest bits.
-#[derive(Clone, Copy)]
-struct Words<'a>(&'a [[u8; 4]]);
-
-impl Words<'_> {
-    fn code(word: [u8; 4], place: usize, bits: u32) -> i32 {
-        (u32::from_le_bytes(word) >> (place as u32 * bits) & ((1 << bits) - 1)) as i32
-    }
-
-    /// Code `i` of those that begin with a word. `bits` divides 32.
-    fn at(self, first: usize, i: usize, bits: u32) -> i32 {
-        let per_word = (32 / bits) as usize;
-        self.0.get(first + i / per_word).map_or(0, |word| Self::code(*word, i % per_word, bits))
-    }
-
-    /// Likewise, of codes that may lie in two words.
-    fn bits_at(self, first: usize, i: usize, bits: u32) -> i32 {
-        let bit = i * bits as usize;
-        let word = |at: usize| self.0.get(first + at).map_or(0, |word| u64::from(u32::from_le_bytes(*word)));
-        let both = word(bit / 32) | word(bit / 32 + 1) << 32;
-        (both >> (bit % 32) & ((1 << bits) - 1)) as i32
-    }
-}
-
-/// `(row, column, group)`.
-type Code<'a> = Box<dyn Fn(usize, usize, usize) -> i32 + Sync + 'a>;
-/// `(row, group)`.
-type Scale<'a> = Box<dyn Fn(usize, usize) -> f32 + Sync + 'a>;
-/// `(row, its values)`.
-type Floats<'a> = Box<dyn Fn(usize, &mut [f32]) + Sync + 'a>;
-
-/// Least and largest code of the formats that integers become, and whether they have minima; the smaller first.
-const FORMATS: [(i32, i32, bool, GgmlType); 5] = [
-    (-8, 7, false, GgmlType::Q4_0),
-    (-16, 15, false, GgmlType::Q5_0),
-    (-128, 127, false, GgmlType::Q8_0),
-    (0, 15, true, GgmlType::Q4_1),
-    (0, 31, true, GgmlType::Q5_1),
-];
-
-enum Values<'a> {
-    Floats(Floats<'a>),
-    Integers { range: [i32; 2], num_groups: usize, group_of: Option<Vec<usize>>, code: Code<'a>, scale: Scale<'a> },
-}
-
-/// A matrix whose values are known one by one.
-struct Matrix<'a> {
-    rows: usize,
-    cols: usize,
-    values: Values<'a>,
-    /// What is added to integers times their scales, `[rows, groups]`.
-    mins: Option<Vec<f32>>,
-}
-
-impl<'a> Matrix<'a> {
-    fn of_floats([rows, cols]: [usize; 2], values: Floats<'a>) -> Self {
-        Self { rows, cols, values: Values::Floats(values), mins: None }
-    }
-
-    /// `group_of`: of each column, where groups are not columns in a row.
-    fn of_integers(
-        [rows, cols]: [usize; 2],
-        range: [i32; 2],
-        num_groups: usize,
-        group_of: Option<Vec<usize>>,
-        code: Code<'a>,
-        scale: Scale<'a>,
-    ) -> Self {
-        Self { rows, cols, values: Values::Integers { range, num_groups, group_of, code, scale }, mins: None }
-    }
-
-    /// The format that holds every value.
-    fn dtype(&self) -> DType {
-        let Values::Integers { range, num_groups, group_of: None, scale, .. } = &self.values else { return DType::F32 };
-        let (codes, has_mins) = (range[0]..=range[1], self.mins.is_some());
-        let holds =
-            |format: &&(i32, i32, bool, GgmlType)| format.0 <= *codes.start() && *codes.end() <= format.1 && format.2 == has_mins;
-        let Some((.., format)) = FORMATS.iter().find(holds) else { return DType::F32 };
-        let is_f16 = |value: f32| f16::from_f32(value).to_f32() == value;
-        let whole_blocks = (self.cols / num_groups).is_multiple_of(BLOCK);
-        let scales_fit = || (0..self.rows).all(|row| (0..*num_groups).all(|group| is_f16(scale(row, group))));
-        let mins_fit = || self.mins.iter().flatten().all(|min| is_f16(*min));
-        if whole_blocks && scales_fit() && mins_fit() { DType::Ggml(*format) } else { DType::F32 }
-    }
-
-    fn read(&self) -> Result<WeightView, EngineError> {
-        let dtype = self.dtype();
-        let row_bytes = dtype.row_bytes(self.cols);
-        let (Some(row_bytes), Some(bytes)) = (row_bytes, row_bytes.and_then(|bytes| bytes.checked_mul(self.rows))) else {
-            return Err(EngineError::Load(format!("a matrix [{}, {}] is larger than any memory", self.rows, self.cols)));
-        };
-        let mut out = vec![0; bytes];
-        write_chunks(&mut out, row_bytes, num_physical_cores().min(self.rows), |row, out| {
-            self.row(dtype, row, out);
-            Ok(())
-        })?;
-        Ok(WeightView::new(dtype, self.rows, self.cols, Bytes::from_vec(out))?)
-    }
-
-    fn row(&self, dtype: DType, row: usize, out: &mut [u8]) {
-        match (&self.values, dtype) {
-            (Values::Integers { range, num_groups, code, scale, .. }, DType::Ggml(format)) => {
-                let group_cols = self.cols / num_groups;
-                for (b, out) in out.chunks_exact_mut(format.block_bytes()).enumerate() {
-                    let group = b * BLOCK / group_cols;
-                    let min = self.mins.as_ref().map(|mins| mins[row * num_groups + group]);
-                    let codes = std::array::from_fn(|i| code(row, b * BLOCK + i, group).clamp(range[0], range[1]));
-                    put_block(format, scale(row, group), min, &codes, out);
-                }
-            }
-            (values, _) => {
-                let mut floats = vec![0.0; self.cols];
-                match values {
-                    Values::Floats(values) => values(row, &mut floats),
-                    Values::Integers { num_groups, group_of, code, scale, .. } => {
-                        for (col, value) in floats.iter_mut().enumerate() {
-                            let group = group_of.as_ref().map_or(col / (self.cols / num_groups), |groups| groups[col]);
-                            let min = self.mins.as_ref().map_or(0.0, |mins| mins[row * num_groups + group]);
-                            *value = code(row, col, group) as f32 * scale(row, group) + min;
-                        }
-                    }
-                }
-                for (out, value) in out.as_chunks_mut().0.iter_mut().zip(floats) {
-                    *out = value.to_le_bytes();
-                }
-            }
-        }
-    }
-}
-
-/// Writes a block of Q4_0, Q5_0, Q8_0, Q4_1 or Q5_1.
-fn put_block(format: GgmlType, scale: f32, min: Option<f32>, codes: &[i32; BLOCK], out: &mut [u8]) {
-    out[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
-    let mut at = 2;
-    if let Some(min) = min {
-        out[2..4].copy_from_slice(&f16::from_f32(min).to_le_bytes());
-        at = 4;
-    }
-    if format == GgmlType::Q8_0 {
-        for (out, code) in out[at..].iter_mut().zip(codes) {
-            *out = (*code as i8).cast_unsigned();
-        }
-        return;
-    }
-    let zero = match format {
-        GgmlType::Q4_0 => 8,
-        GgmlType::Q5_0 => 16,
-        _ => 0,
-    };
-    let stored = codes.map(|code| (code + zero) as u32);
-    if matches!(format, GgmlType::Q5_0 | GgmlType::Q5_1) {
-        let fifth = stored.iter().enumerate().fold(0, |fifth, (i, code)| fifth | (code >> 4 & 1) << i);
-        out[at..at + 4].copy_from_slice(&fifth.to_le_bytes());
-        at += 4;
-    }
-    for (i, out) in out[at..].iter_mut().enumerate() {
-        *out = (stored[i] & 15 | (stored[i + 16] & 15) << 4) as u8;
     }
 }
 
