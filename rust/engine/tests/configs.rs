@@ -167,6 +167,9 @@ fn lists_say_of_each_layer_what_it_is() {
     };
     let (chunked, whole) = ((Some(24), true), (None, false));
     assert_eq!(chunks(json!({"no_rope_layers": []})), [chunked, chunked, chunked, whole], "an empty list says nothing");
+    let tuned = |value| changed("llama4-text", &json!({"attn_temperature_tuning": value})).unwrap().layers[3].attention.q_scale;
+    assert_eq!(tuned(json!(4)), tuned(json!(true)));
+    assert_eq!((tuned(json!(0)), tuned(json!(false))), (None, None));
     let types = ["chunked_attention", "full_attention", "full_attention", "chunked_attention"];
     assert_eq!(chunks(json!({"layer_types": types})), [chunked, (None, true), (None, true), (Some(24), false)]);
 }

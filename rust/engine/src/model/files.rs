@@ -3,60 +3,21 @@
 use std::{path::Path, sync::Arc};
 
 use device::{DType, Mask, mmap::FileWatch};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{
-    arch::{Found, architectures, check_architecture},
+    arch::{Found, check_architecture},
     config::DecoderConfig,
     fields::{Fields, GgufFields, HfFields},
+    language_model,
 };
 use crate::{
     EmbeddingConfig, EmbeddingOptions, EngineError, Importance, Isq, ModelSource, embedding, importance,
     json::required_json,
     keys,
-    vision::{self, VisionConfig, VisionOptions, mmproj},
+    vision::{VisionConfig, VisionOptions, mmproj},
     weights::{self, GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat},
 };
-
-/// The sizes of a Llama and of a Mistral, which configurations of the language models of LLaVA leave out.
-const USUAL_SIZES: [(&str, [usize; 5]); 2] = [("llama", [4096, 11008, 32, 32, 32]), ("mistral", [4096, 14336, 32, 32, 8])];
-
-/// The configuration of the language model of one that sees; of a model of text its own.
-fn text_model(mut whole: Map<String, Value>) -> Map<String, Value> {
-    let is_implemented = |object: &Map<String, Value>| {
-        let name = object.get("model_type").and_then(Value::as_str);
-        name.is_some_and(|name| architectures().any(|architecture| architecture.model_types.contains(&name)))
-    };
-    match whole.get("text_config").and_then(Value::as_object) {
-        Some(text) if is_implemented(text) => {
-            let mut text = text.clone();
-            let model_type = text.get("model_type").and_then(Value::as_str).unwrap_or_default();
-            if let Some((_, sizes)) = USUAL_SIZES.into_iter().find(|(name, _)| *name == model_type) {
-                let keys =
-                    ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"];
-                for (key, size) in keys.into_iter().zip(sizes) {
-                    text.entry(key).or_insert(size.into());
-                }
-            }
-            for key in ["eos_token_id", "tie_word_embeddings", "quantization_config"] {
-                if let (None, Some(value)) = (text.get(key), whole.remove(key)) {
-                    text.insert(key.to_owned(), value);
-                }
-            }
-            text
-        }
-        _ => {
-            // Of some that see, the language model's keys stand beside those of the encoder.
-            let sees = |name: &str| vision::families().any(|family| family == name);
-            if whole.get("model_type").and_then(Value::as_str).is_some_and(sees) {
-                for key in ["vision_config", "img_processor", "embd_layer"] {
-                    whole.remove(key);
-                }
-            }
-            whole
-        }
-    }
-}
 
 /// The files of a model, opened and checked; no weight has been read yet.
 pub struct ModelFiles {
@@ -135,7 +96,7 @@ impl ModelFiles {
             return Err(EngineError::Load(format!("{what}: not a JSON object")));
         };
         let has_senses = ["vision_config", "audio_config", "img_processor"].iter().any(|key| object.contains_key(*key));
-        let fields = HfFields::new(&what, text_model(object));
+        let fields = HfFields::new(&what, language_model::config_of(object));
         let (model_type, classes) = (fields.text("model_type")?, fields.texts("architectures")?.unwrap_or_default());
         let classes: Vec<_> = classes.iter().map(String::as_str).collect();
         let found = Found::HuggingFace { model_type: model_type.as_deref(), classes: &classes };

@@ -8,6 +8,7 @@ mod dense;
 mod experts;
 pub mod fields;
 pub mod files;
+mod language_model;
 mod latent;
 pub(crate) mod loader;
 pub(crate) mod mtp;

@@ -50,7 +50,9 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
         length: fields.size("floor_scale")?.map_or(SCALE.length, |length| length as u32),
         ..SCALE
     };
-    let scale = fields.flag("attn_temperature_tuning")?.unwrap_or(true).then_some(scale);
+    // The first files have a number, 4, for true.
+    let is_tuned = fields.typed("attn_temperature_tuning", "true or false", |v| v.as_bool().or(v.as_u64().map(|n| n != 0)))?;
+    let scale = is_tuned.unwrap_or(true).then_some(scale);
     let qk_norm = fields.flag("use_qk_norm")?.unwrap_or(true);
     let chunk = fields.size("attention_chunk_size")?;
     let dense = fields.size("intermediate_size_mlp")?;
