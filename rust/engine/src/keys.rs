@@ -22,7 +22,7 @@ pub enum Off {
     One,
     /// `"full_attention"` for all layers.
     FullAttention,
-    /// `"rope"`.
+    /// `"rope"`, or `"rope_gptj"`, which Command R calls it where neighbours rotate.
     Rope,
 }
 
@@ -40,7 +40,7 @@ impl Off {
             },
             Self::One => value.as_f64() == Some(1.0),
             Self::FullAttention => value.as_array().is_some_and(|layers| layers.iter().all(|layer| layer == "full_attention")),
-            Self::Rope => value == "rope",
+            Self::Rope => value == "rope" || value == "rope_gptj",
         }
     }
 }
@@ -99,6 +99,9 @@ pub const CONFIG: Table = &[
             "max_sequence_length",
             "num_nextn_predict_layers",
             "mamba_chunk_size",
+            "ep_size",
+            "init_method",
+            "normalization_function",
         ],
         WithoutEffect,
     ),
@@ -119,6 +122,9 @@ pub const CONFIG: Table = &[
             "router_aux_loss_coef",
             "router_jitter_noise",
             "router_z_loss_coef",
+            "aux_loss_alpha",
+            "neftune_noise_alpha",
+            "seq_aux",
         ],
         WithoutEffect,
     ),
@@ -133,6 +139,11 @@ pub const CONFIG: Table = &[
             "mask_token_id",
             "decoder_start_token_id",
             "eod_token_id",
+            "image_token_id",
+            "video_token_id",
+            "vision_end_token_id",
+            "vision_start_token_id",
+            "vision_token_id",
         ],
         WithoutEffect,
     ),
@@ -210,6 +221,8 @@ pub const CONFIG: Table = &[
             "rope_interleaved",
             "use_alibi",
             "use_bidirectional_attention",
+            "use_cla",
+            "use_mla",
             "use_mrope",
             "use_parallel_residual",
             "use_qk_norm",
@@ -246,6 +259,7 @@ pub const CONFIG: Table = &[
             "interpolate_factor",
             "logit_scale",
             "logits_scaling",
+            "moe_layer_freq",
             "residual_multiplier",
             "rotary_pct",
         ],

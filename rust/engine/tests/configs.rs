@@ -174,6 +174,22 @@ fn lists_say_of_each_layer_what_it_is() {
     assert_eq!(chunks(json!({"layer_types": types})), [chunked, (None, true), (None, true), (Some(24), false)]);
 }
 
+/// As the files of LFM2 and of Command R7B say it.
+#[test]
+fn older_files_have_other_words_for_the_same() {
+    let width = |changes| match changed("lfm2", &changes).unwrap().layers[0].ffn {
+        FfnConfig::Dense(dense) => dense.intermediate_size,
+        FfnConfig::Experts(_) => panic!("no experts"),
+    };
+    let beginning = json!({"intermediate_size": null, "block_ff_dim": 12_288, "block_auto_adjust_ff_dim": true});
+    assert_eq!(width(beginning), 8192);
+    changed("cohere2", &json!({"position_embedding_type": "rope_gptj"})).unwrap();
+    let error = changed("cohere2", &json!({"position_embedding_type": "alibi"})).unwrap_err();
+    assert!(error.contains("`position_embedding_type`"), "{error}");
+    let error = changed("deepseek-v3", &json!({"moe_layer_freq": 2})).unwrap_err();
+    assert!(error.contains("`moe_layer_freq`"), "{error}");
+}
+
 /// GLM 4.7 Flash has 20 heads and a width of 2048.
 #[test]
 fn heads_of_latent_attention_need_not_divide_the_width() {

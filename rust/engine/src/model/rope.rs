@@ -155,6 +155,10 @@ impl RopeConfig {
                 positive("rope factor", *factor)?;
                 positive("rope low_freq_factor", *low_freq_factor)?;
                 positive("original context length of the rope", *original_max_positions as f64)?;
+                // Llama 4 has the same for both: nothing is between.
+                if high_freq_factor == low_freq_factor {
+                    return Ok(());
+                }
                 positive("distance of the rope high_freq_factor from low_freq_factor", high_freq_factor - low_freq_factor)
             }
             RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_positions, attention_factor, .. } => {
@@ -190,7 +194,8 @@ impl RopeConfig {
                     RopeScaling::Linear(factor) => plain / factor,
                     RopeScaling::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, original_max_positions } => {
                         let turns = original_max_positions as f64 * plain / TAU;
-                        let high_share = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                        let between = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                        let high_share = if high > low { between } else { f64::from(u8::from(turns >= low)) };
                         plain * (high_share + (1.0 - high_share) / factor)
                     }
                     RopeScaling::Yarn { factor, .. } => {
@@ -320,6 +325,17 @@ mod tests {
 
     fn rope(scaling: RopeScaling) -> RopeConfig {
         RopeConfig { style: RopeStyle::Neox, theta: 10_000.0, rotary_dim: 4, scaling, axes: None }
+    }
+
+    /// Wavelengths of 2 pi and 200 pi against one bound.
+    #[test]
+    fn llama3_may_have_nothing_between_high_and_low() {
+        let of = |high_freq_factor| {
+            rope(RopeScaling::Llama3 { factor: 16.0, low_freq_factor: 1.0, high_freq_factor, original_max_positions: 64 })
+        };
+        of(1.0).validate(4).unwrap();
+        assert_eq!(of(1.0).frequencies(0), [1.0, 0.01 / 16.0]);
+        assert!(of(0.5).validate(4).is_err());
     }
 
     #[test]

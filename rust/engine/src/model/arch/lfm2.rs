@@ -52,6 +52,11 @@ pub(super) fn read_hf(architecture: &'static str, fields: &HfFields<'_>) -> Resu
     if fields.flag("conv_bias")? == Some(true) {
         return Err(fields.error("conv_bias", "is true; convolutions with biases are not implemented"));
     }
+    // Older files have another name for the width.
+    let mut fields = fields.clone();
+    if let (None, Some(width)) = (fields.value("intermediate_size"), fields.value("block_ff_dim")) {
+        fields.object.insert("intermediate_size".into(), width);
+    }
     let config = DecoderConfig {
         norm: NormConfig::rms(fields.number("norm_eps")?.or(Some(1e-5))),
         tie_word_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(true),
