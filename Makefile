@@ -11,6 +11,8 @@ CLIENTS := .venv-clients
 RAY := .venv-ray
 # Of one version each, because their results are compared bit for bit.
 IMAGES := .venv-images
+# The software that random models are compared with.
+MODELS_ENV := .venv-models
 PIP := $(VENV)/bin/pip
 SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name Cargo.toml -o -path '*/ui/*' \)) \
 	$(filter-out kernels/built/%,$(shell find kernels -type f -not -name '*.md'))
@@ -99,7 +101,7 @@ soak: $(VENV)/package $(VENV)/model $(VENV)/tools ## random operations over elev
 	$(VENV)/bin/python tests/soak.py --minutes $(MINUTES) --output build/soak.json
 
 .PHONY: test-all
-test-all: test kernels test-long test-grammars test-clients test-ray test-images test-asan ## every test there is without a GPU: hours on two cores
+test-all: test kernels test-long test-grammars test-clients test-ray test-images test-random-models test-asan ## every test there is without a GPU: hours on two cores
 
 .PHONY: test-long
 test-long: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## tests that take half a minute or more each
@@ -109,6 +111,12 @@ test-long: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## te
 .PHONY: test-images
 test-images: $(IMAGES)/tools ## what Pillow and Transformers make of images today, against what the tests of rust/images compare with
 	$(IMAGES)/bin/python rust/images/tests/oracle.py --check
+
+MODEL_CASES ?= 10
+
+.PHONY: test-random-models
+test-random-models: $(MODELS_ENV)/package ## MODEL_CASES= (ten) random models, adapters and quantized checkpoints of each family by SEED=, against Transformers, PEFT and sentence-transformers
+	$(MODELS_ENV)/bin/python tests/random_models --cases $(MODEL_CASES) --seed $(SEED)
 
 # The sanitizer's runtime comes with the toolchain; only its flag is not stable.
 .PHONY: test-asan
@@ -222,7 +230,7 @@ bench-scheduler: ## measure what the KV books, a step without the model and samp
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf $(VENV) $(CLIENTS) $(RAY) $(IMAGES) dist target
+	rm -rf $(VENV) $(CLIENTS) $(RAY) $(IMAGES) $(MODELS_ENV) dist target
 
 $(VENV)/bin/python:
 	@echo '== making the virtual environment $(VENV)'
@@ -287,10 +295,21 @@ $(IMAGES)/tools:
 	$(IMAGES)/bin/pip install --quiet numpy pillow==12.3.0 transformers==5.23.0 onnx onnxruntime
 	@touch $@
 
+$(MODELS_ENV)/tools:
+	@echo '== making the virtual environment $(MODELS_ENV): several gigabytes'
+	$(PYTHON) -m venv $(MODELS_ENV)
+	$(MODELS_ENV)/bin/pip install --quiet torch torchvision transformers==5.24.0 peft==0.21.2 sentence-transformers==6.2.0 pillow==12.3.0
+	@touch $@
+
 # The wheel that was built for the tests' environment; pip first gets what it needs, then the wheel itself, new or not.
 $(CLIENTS)/package: $(VENV)/package $(CLIENTS)/tools
 	$(CLIENTS)/bin/pip install --quiet target/wheels/mistral_paged-*.whl
 	$(CLIENTS)/bin/pip install --quiet --no-deps --force-reinstall target/wheels/mistral_paged-*.whl
+	@touch $@
+
+$(MODELS_ENV)/package: $(VENV)/package $(MODELS_ENV)/tools
+	$(MODELS_ENV)/bin/pip install --quiet target/wheels/mistral_paged-*.whl
+	$(MODELS_ENV)/bin/pip install --quiet --no-deps --force-reinstall target/wheels/mistral_paged-*.whl
 	@touch $@
 
 $(CLIENTS)/model: $(CLIENTS)/bin/python

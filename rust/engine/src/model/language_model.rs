@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 use super::arch::architectures;
 use crate::vision;
 
-/// What Transformers takes where the configuration of a language model within another says nothing, which is where it agrees: such
-/// files have only what differs. An older file has no `rope_parameters`, and may lack the base of its rotations, too.
+/// What Transformers takes where the configuration of a language model within another says nothing: such files have only what
+/// differs from it. An older file has no `rope_parameters`, and may lack the base of its rotations, too.
 fn usual() -> [(&'static str, Value); 9] {
     [
         (

@@ -1,0 +1,251 @@
+"""Models that see: decoder, encoder, processor and images drawn anew, against Transformers with images over Pillow."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy
+import torch
+from common import (
+    EXACT,
+    Answer,
+    Case,
+    Comparison,
+    Config,
+    answer_of_continuation,
+    compare_answers,
+    draw_model,
+    load_engine,
+    load_reference,
+    read_json,
+    save_model,
+    write_json,
+)
+from goldens import GOLDEN
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageTextToText
+
+from mistral_paged import ChatCompletionRequest, Runner, Which
+
+VISION = GOLDEN / "vision"
+NOT_OF_THE_FOLDER = {"golden.json", "inputs.json"}
+
+HEADS = [(4, 1), (6, 2), (4, 4), (3, 1), (5, 5), (8, 2), (2, 2)]
+HEAD_WIDTHS = [16, 24, 32, 64]
+TURNED_HEAD_WIDTHS = [16, 32, 64]
+"""Where sections of a head follow height and width."""
+ENCODER_HEAD_WIDTHS = [8, 12, 16, 24, 64]
+TURNED_ENCODER_HEAD_WIDTHS = [8, 16, 32, 64]
+"""Where an encoder turns its heads, in quarters."""
+TURNED_ENCODERS = {"mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
+ALWAYS_TIED = {"gemma3_vision"}
+
+TOKEN_KINDS = {
+    "gemma3_vision": "token_type_ids",
+    "qwen2_vl": "mm_token_type_ids",
+    "qwen2_5_vl": "mm_token_type_ids",
+    "qwen3_vl": "mm_token_type_ids",
+}
+"""What tells a reference which tokens are of images."""
+NESTED_IMAGES = {"idefics2", "idefics3"}
+"""Whose processors want the images of each prompt in a list of its own."""
+NOT_OF_THE_MODEL = {"num_crops"}
+
+SQUARES_OF_PATCHES = (28, 42, 56)
+GRIDS = [(1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (1, 1), (3, 2)]
+
+
+def families() -> list[str]:
+    """The tiny models that have weights."""
+    return sorted(path.parent.name for path in VISION.glob("*/model.safetensors"))
+
+
+def draw_decoder(case: Case, text: Config) -> None:
+    """Heads, widths and layers of the decoder."""
+    rng = case.random
+    heads, kv_heads = rng.choice(HEADS)
+    positions = text.get("rope_parameters", {})
+    width = rng.choice(TURNED_HEAD_WIDTHS if "mrope_section" in positions else HEAD_WIDTHS)
+    if "mrope_section" in positions:
+        positions["mrope_section"] = sections(width // 2, positions.get("mrope_interleaved", False))
+    if "head_dim" in text:
+        text |= {"head_dim": width, "hidden_size": rng.choice([32, 64, 96])}
+    else:
+        text["hidden_size"] = heads * width
+    text |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    text |= {"intermediate_size": rng.choice([32, 64, 96]), "num_hidden_layers": rng.randint(1, 4)}
+    if text.get("layer_types"):
+        kinds = sorted(set(text["layer_types"]))
+        text["layer_types"] = [rng.choice(kinds) for _ in range(text["num_hidden_layers"])]
+
+
+def sections(half: int, interleaved: bool) -> list[int]:
+    """Pairs of a head that follow time, height and width."""
+    if interleaved:
+        return [half - 2 * (half // 3), half // 3, half // 3]
+    time = half // 4
+    height = (half - time) // 2
+    return [time, height, half - time - height]
+
+
+def draw_encoder(case: Case, text: Config, vision: Config) -> None:
+    """Heads, widths and layers of the encoder, under the names that its family has for them."""
+    rng = case.random
+    heads, depth = rng.choice([1, 2, 3, 4]), rng.randint(1, 4)
+    width = rng.choice(TURNED_ENCODER_HEAD_WIDTHS if case.family in TURNED_ENCODERS else ENCODER_HEAD_WIDTHS)
+    if "embed_dim" in vision:
+        vision |= {"embed_dim": heads * width, "hidden_size": text["hidden_size"], "mlp_ratio": rng.choice([1, 2, 4])}
+    elif "out_hidden_size" in vision:
+        vision |= {"hidden_size": heads * width, "out_hidden_size": text["hidden_size"]}
+        vision["intermediate_size"] = rng.choice([32, 48, 64])
+    else:
+        vision |= {"hidden_size": heads * width, "intermediate_size": rng.choice([32, 48, 96])}
+    vision["num_heads" if "num_heads" in vision else "num_attention_heads"] = heads
+    vision["depth" if "depth" in vision else "num_hidden_layers"] = depth
+    if "head_dim" in vision:
+        vision["head_dim"] = width
+    if "fullatt_block_indexes" in vision:
+        vision["fullatt_block_indexes"] = some_layers(rng, depth, depth)
+        vision["window_size"] = rng.choice([28, 56, 84, 112])
+    if "deepstack_visual_indexes" in vision:
+        vision["deepstack_visual_indexes"] = some_layers(rng, depth, min(depth, text["num_hidden_layers"]))
+        vision["num_position_embeddings"] = rng.choice([9, 16, 25, 49])
+
+
+def some_layers(rng: Random, depth: int, at_most: int) -> list[int]:
+    return sorted(rng.sample(range(depth), rng.randint(0, at_most)))
+
+
+def draw_llava(case: Case, config: Config, processor: Config) -> None:
+    """The layer whose rows are taken, the projector, the size of tiles and how many there may be; CLIP or SigLIP."""
+    rng, vision = case.random, config["vision_config"]
+    depth, side = vision["num_hidden_layers"], rng.choice(SQUARES_OF_PATCHES)
+    config["vision_feature_layer"] = rng.randint(1, depth) if rng.random() < 0.2 else rng.choice([-1, -2] if depth > 1 else [-1])
+    config["multimodal_projector_bias"] = rng.random() < 0.6
+    config["projector_hidden_act"] = rng.choice(["gelu", "gelu", "gelu_pytorch_tanh"])
+    vision["image_size"] = side
+    images = processor["image_processor"]
+    images |= {"crop_size": {"height": side, "width": side}, "size": {"shortest_edge": side}}
+    if "image_grid_pinpoints" in config:
+        grids = rng.sample(GRIDS, rng.randint(1, 5))
+        config["image_grid_pinpoints"] = images["image_grid_pinpoints"] = [
+            [rows * side, columns * side] for rows, columns in grids
+        ]
+    if rng.random() < 0.3:
+        vision |= {"model_type": "siglip_vision_model", "hidden_act": "gelu_pytorch_tanh", "vision_use_head": False}
+        vision.pop("projection_dim")
+        config["vision_feature_select_strategy"] = processor["vision_feature_select_strategy"] = "full"
+        processor["num_additional_image_tokens"] = 0
+    elif rng.random() < 0.3:
+        vision["hidden_act"] = rng.choice(["gelu", "quick_gelu", "gelu_pytorch_tanh"])
+
+
+def draw_mistral3(case: Case, config: Config, _processor: Config) -> None:
+    """The projector's bias and the encoder's activation."""
+    config["multimodal_projector_bias"] = case.random.random() < 0.5
+    if case.random.random() < 0.4:
+        config["vision_config"]["hidden_act"] = case.random.choice(["silu", "gelu"])
+
+
+def draw_gemma3(case: Case, config: Config, processor: Config) -> None:
+    """How many tokens an image is."""
+    side = case.random.choice([1, 2, 4])
+    config["mm_tokens_per_image"] = processor["image_seq_length"] = processor["image_processor"]["image_seq_length"] = side * side
+
+
+def draw_idefics2(case: Case, config: Config, _processor: Config) -> None:
+    """The resampler between encoder and decoder."""
+    rng, kv_heads = case.random, case.random.choice([1, 2])
+    perceiver = config["perceiver_config"]
+    perceiver |= {"hidden_size": config["text_config"]["hidden_size"], "num_key_value_heads": kv_heads}
+    perceiver |= {"resampler_n_heads": kv_heads * rng.choice([1, 2, 3]), "resampler_head_dim": rng.choice([8, 12, 16])}
+    perceiver["resampler_depth"] = rng.randint(1, 3)
+
+
+DRAWS: dict[str, Callable[[Case, Config, Config], None]] = {
+    "llava": draw_llava,
+    "llava_next": draw_llava,
+    "mistral3": draw_mistral3,
+    "gemma3_vision": draw_gemma3,
+    "idefics2": draw_idefics2,
+}
+"""What only some families have, in the configuration and in that of the processor."""
+
+
+def draw_config(case: Case) -> Config:
+    """The configuration of a family's tiny model drawn anew, with processor files to match in the folder."""
+    source = VISION / case.family
+    for path in [path for path in source.iterdir() if path.suffix in (".json", ".jinja") and path.name not in NOT_OF_THE_FOLDER]:
+        shutil.copyfile(path, case.folder / path.name)
+    config = read_json(source / "config.json")
+    text, vision = config["text_config"], config["vision_config"]
+    draw_decoder(case, text)
+    if case.family not in ALWAYS_TIED:
+        config["tie_word_embeddings"] = text["tie_word_embeddings"] = case.random.random() < 0.4
+    draw_encoder(case, text, vision)
+    if case.family in DRAWS:
+        path = case.folder / "processor_config.json"
+        processor = read_json(path) if path.exists() else {}
+        DRAWS[case.family](case, config, processor)
+        if processor:
+            write_json(path, processor)
+    return config
+
+
+def draw_image(rng: Random) -> Image.Image:
+    """Waves of colour or noise, of any shape from narrow to wide."""
+    sizes = [(20, 200, 20, 200), (30, 60, 100, 300), (100, 300, 30, 60), (64, 64, 64, 64)]
+    narrowest, widest, lowest, highest = rng.choice(sizes)
+    width, height = rng.randint(narrowest, widest), rng.randint(lowest, highest)
+    noise = numpy.random.RandomState(rng.randrange(1 << 30))
+    if rng.random() < 0.3:
+        return Image.fromarray(noise.randint(0, 256, (height, width, 3)).astype(numpy.uint8))
+    rows, columns = numpy.indices((height, width))[..., None] / numpy.array([9, 7]).reshape(2, 1, 1, 1)
+    waves = 128 + 100 * numpy.sin(rows * noise.rand(3) + columns * noise.rand(3))
+    return Image.fromarray(waves.astype(numpy.uint8))
+
+
+def draw_messages(rng: Random) -> tuple[list[Config], list[Image.Image]]:
+    """A message with one to three images, and those."""
+    images = [draw_image(rng) for _ in range(rng.choice([1, 1, 2, 3]))]
+    content: list[Config] = []
+    for image in images:
+        content.append({"type": "image", "image": image})
+        if rng.random() < 0.5:
+            content.append({"type": "text", "text": rng.choice(["and the other", "see", "then a"])})
+    content.append({"type": "text", "text": "describe the image"})
+    return [{"role": "user", "content": content}], images
+
+
+def engine_answer(case: Case, runner: Runner, processor: Any) -> Answer:
+    """What the engine answers to a message, with what the reference is to be given of its images."""
+    messages, images = draw_messages(case.random)
+    image_token = case.configuration.get("image_token_id", case.configuration.get("image_token_index"))
+    request = ChatCompletionRequest(messages, "m", max_tokens=6, temperature=0, ignore_eos=True, logprobs=True, top_logprobs=20)
+    entries = runner.send_chat_completion_request(request).choices[0].logprobs.content
+    # From an image token on, for which there is no image, a reference refuses the sequence.
+    known = next((place for place, entry in enumerate(entries) if entry.token_id == image_token), len(entries) - 1)
+    answer = answer_of_continuation(runner.tokenize_text(messages), entries[: known + 1])
+    given = processor(images=[images] if case.family in NESTED_IMAGES else images, return_tensors="pt")
+    answer.inputs = {name: value for name, value in given.items() if name not in NOT_OF_THE_MODEL}
+    token_ids = torch.tensor([answer.token_ids])
+    answer.inputs["attention_mask"] = torch.ones_like(token_ids)
+    if case.family in TOKEN_KINDS:
+        answer.inputs[TOKEN_KINDS[case.family]] = (token_ids == image_token).long()
+    return answer
+
+
+MESSAGES = 3
+
+
+def compare(case: Case) -> Comparison:
+    """One model of the family, with some messages, against Transformers."""
+    model = draw_model(case, lambda: draw_config(case), AutoModelForImageTextToText)
+    processor = AutoImageProcessor.from_pretrained(case.folder, backend="pil")
+    save_model(case, model, case.random.random() < 0.5)
+    runner = load_engine(case, Which.MultimodalPlain(str(case.folder), dtype=EXACT))
+    answers = [engine_answer(case, runner, processor) for _ in range(MESSAGES)]
+    return compare_answers(load_reference(case.folder, AutoModelForImageTextToText), answers)
