@@ -155,8 +155,8 @@ impl Weights for Recorder<'_, '_> {
 
 impl Sites {
     /// The parts of each module of a Hugging Face checkpoint, by the name that a decoder by itself has for it
-    /// ([`ModelPlace::plain`](crate::weights::ModelPlace::plain)), without `.weight`. The matrix of logits is `lm_head`, whether it
-    /// is the token embedding or not.
+    /// ([`ModelPlace::plain`](crate::weights::ModelPlace::plain)), without `.weight`. The matrix of logits is `lm_head`, whether
+    /// it is the token embedding or not.
     pub(super) fn hugging_face(&self) -> HashMap<String, Vec<SitePart>> {
         let name = |id: WeightId, matrix: &Matrix| {
             let id = if id.role == Role::Embedding { id.with_role(Role::Output) } else { id };
