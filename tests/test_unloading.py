@@ -92,13 +92,14 @@ def test_unloading_ends_requests_with_their_text() -> None:
     answers: list[Any] = []
     waiting = threading.Thread(target=lambda: answers.append(complete(runner, PROMPT, max_tokens=400, n_choices=64)))
     waiting.start()
+    deadline = time.monotonic() + 60
     while runner.kv_cache_stats()["requests_waiting"] < 2:
+        assert time.monotonic() < deadline
         time.sleep(0.001)
-    # Both run from the same step on, with some tenths of a second before them.
+    # Both run from the same step on, and neither to its end: 128 answers of 400 tokens take some tenths of a second.
     runner.resume()
     next(running)
-    while runner.kv_cache_stats()["requests_running"] < 128:
-        time.sleep(0)
+    runner.pause()
     runner.unload_model()
     waiting.join()
     assert {choice.finish_reason for choice in answers[0].choices} == {"canceled"}

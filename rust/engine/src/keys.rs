@@ -22,7 +22,7 @@ pub enum Off {
     One,
     /// `"full_attention"` for all layers.
     FullAttention,
-    /// `"rope"`, or `"rope_gptj"`, which Command R calls it where neighbours rotate.
+    /// `"rope"`.
     Rope,
 }
 
@@ -40,7 +40,7 @@ impl Off {
             },
             Self::One => value.as_f64() == Some(1.0),
             Self::FullAttention => value.as_array().is_some_and(|layers| layers.iter().all(|layer| layer == "full_attention")),
-            Self::Rope => value == "rope" || value == "rope_gptj",
+            Self::Rope => value == "rope",
         }
     }
 }

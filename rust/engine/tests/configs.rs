@@ -183,9 +183,15 @@ fn older_files_have_other_words_for_the_same() {
     };
     let beginning = json!({"intermediate_size": null, "block_ff_dim": 12_288, "block_auto_adjust_ff_dim": true});
     assert_eq!(width(beginning), 8192);
-    changed("cohere2", &json!({"position_embedding_type": "rope_gptj"})).unwrap();
-    let error = changed("cohere2", &json!({"position_embedding_type": "alibi"})).unwrap_err();
-    assert!(error.contains("`position_embedding_type`"), "{error}");
+    let both = json!({"intermediate_size": 96, "block_ff_dim": 80, "tie_word_embeddings": true, "tie_embedding": false});
+    assert_eq!((width(both.clone()), changed("lfm2", &both).unwrap().tie_word_embeddings), (80, false));
+    for name in ["cohere", "cohere2"] {
+        changed(name, &json!({"position_embedding_type": "rope_gptj"})).unwrap();
+    }
+    for (name, kind) in [("cohere2", "alibi"), ("llama", "rope_gptj")] {
+        let error = changed(name, &json!({"position_embedding_type": kind})).unwrap_err();
+        assert!(error.contains("`position_embedding_type`") && error.contains(kind), "{error}");
+    }
     let error = changed("deepseek-v3", &json!({"moe_layer_freq": 2})).unwrap_err();
     assert!(error.contains("`moe_layer_freq`"), "{error}");
 }
@@ -196,6 +202,8 @@ fn heads_of_latent_attention_need_not_divide_the_width() {
     for name in ["deepseek-v2", "deepseek-v3", "glm4-moe-lite"] {
         let config = changed(name, &json!({"num_attention_heads": 3, "head_dim": null})).unwrap();
         assert_eq!(config.layers[0].attention.num_heads, 3, "{name}");
+        let error = changed(name, &json!({"num_attention_heads": 3, "head_dim": null, "qk_rope_head_dim": null})).unwrap_err();
+        assert!(error.contains("`qk_rope_head_dim` is missing"), "{error}");
     }
 }
 
@@ -222,7 +230,7 @@ fn networks_without_gates_have_the_activation_that_the_file_says() {
     }
 }
 
-/// Keys of a single head have one weight a value all the same.
+/// The keys of Command R, where they have one head.
 #[test]
 fn norms_of_one_head_of_its_own_may_be_stored_as_a_matrix() {
     let dir = TempDir::new().unwrap();

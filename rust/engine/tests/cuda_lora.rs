@@ -53,7 +53,7 @@ fn an_adapter_agrees_with_its_golden() {
 
 #[test]
 fn an_adapter_of_recurrent_layers_agrees_with_its_golden() {
-    check_golden("qwen3_5-mixers", 2);
+    check_golden("qwen3-next-mixers", 2);
 }
 
 #[test]

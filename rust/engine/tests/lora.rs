@@ -21,6 +21,7 @@ use engine::{
     AdapterChoice, AdapterInfo, AdapterOptions, CpuOptions, Engine, EngineConfig, EngineError, GenerationRequest, LoadAdapter,
     ModelDType, ModelSource, Prompt, PromptLookup, Speculation,
 };
+use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -349,6 +350,35 @@ fn value_heads_in_another_order_are_not_adapted_in_silence() {
     let engine = load(&gguf("qwen3_5-moe"), &with_adapters(exact(), &[]));
     let why = why(&engine, &folder("qwen3_5-mixers"));
     assert!(why.contains("linear_attn.in_proj_a") && why.contains("no linear layer"), "{why}");
+}
+
+/// Trained on a decoder within a model that sees, with fields that name modules in full.
+#[test]
+fn modules_of_a_decoder_within_another_model_are_those_of_the_decoder() {
+    let inner = "model.language_model";
+    let experts: Vec<_> = (0..3)
+        .flat_map(|layer| ["down_proj", "gate_up_proj"].map(|matrix| format!("{inner}.layers.{layer}.mlp.experts.{matrix}")))
+        .collect();
+    let cases = [
+        ("llama-tokens", json!({"trainable_token_indices": {"model.language_model.embed_tokens": [11, 37, 200]}})),
+        ("llama-patterns", json!({"alpha_pattern": {"model.language_model.layers\\.2\\..*gate_proj": 16, "v_proj": 4}})),
+        ("qwen3-moe-params", json!({"target_parameters": experts})),
+    ];
+    for (name, changes) in cases {
+        let dir = TempDir::new().unwrap();
+        let source = changed(&dir, name, |config| {
+            config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        });
+        let path = source.join("adapter_model.safetensors");
+        let bytes = fs::read(&path).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensors = file.tensors().into_iter();
+        let renamed = tensors.map(|(name, view)| (name.replace("model.model.model.", "model.model.model.language_model."), view));
+        let renamed = safetensors::serialize(renamed.collect::<Vec<_>>(), None).unwrap();
+        fs::write(&path, renamed).unwrap();
+        let engine = load(&hugging_face(&golden(name).base), &with_adapters(exact(), &[("it", source)]));
+        check(&engine, name, "within another model");
+    }
 }
 
 #[test]

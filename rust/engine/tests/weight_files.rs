@@ -246,3 +246,32 @@ fn columns_have_the_groups_that_activations_were_sorted_for() {
     assert_error(values((0..64).map(|col| col / 31).collect()), &["`w.weight_g_idx` names group 2 of 2"]);
     assert_error(values(vec![0; 63]), &["`w.weight_g_idx`", "[63]", "64 columns"]);
 }
+
+/// compressed-tensors' signed bytes: one row of 64 codes from -32 on, in two groups, each with a zero of its own.
+#[test]
+fn signed_bytes_have_zeros_and_groups_of_their_own() {
+    let codes: Vec<u8> = (-32..32).map(i8::cast_unsigned).collect();
+    let scales: Vec<u8> = [1.0_f32, 100.0].iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    let groups: Vec<u8> = (0..64).flat_map(|col| (col % 2_i32).to_le_bytes()).collect();
+    let zeros = [5_i8, -100].map(i8::cast_unsigned);
+    let values = |zeros: &[u8]| -> Result<Vec<f32>, String> {
+        let dir = TempDir::new().unwrap();
+        let of = |dtype, shape: &[usize], data| TensorView::new(dtype, shape.to_vec(), data).unwrap();
+        let tensors = [
+            ("w.weight", of(Dtype::I8, &[1, 64], &codes)),
+            ("w.weight_scale", of(Dtype::F32, &[1, 2], &scales)),
+            ("w.weight_g_idx", of(Dtype::I32, &[64], &groups)),
+            ("w.weight_zero_point", of(Dtype::I8, &[1, zeros.len()], zeros)),
+        ];
+        std::fs::write(dir.path().join("model.safetensors"), safetensors::serialize(tensors, None).unwrap()).unwrap();
+        let config = json!({"quant_method": "compressed-tensors", "format": "int-quantized",
+            "config_groups": {"0": {"weights": {"num_bits": 8, "type": "int", "symmetric": false}}}});
+        let format = HubFormat::read(config.as_object().unwrap()).unwrap();
+        let files = SafetensorsFiles::open(dir.path()).unwrap().quantized(format);
+        let (view, _) = files.tensor("w.weight").map_err(|error| error.to_string())?;
+        Ok(view.bytes().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
+    };
+    let expected: Vec<_> = (0..64).map(|col| [(col - 37) as f32, (col + 68) as f32 * 100.0][col as usize % 2]).collect();
+    assert_eq!(values(&zeros).unwrap(), expected);
+    assert_error(values(&zeros[..1]), &["`w.weight_zero_point`", "[1, 1]", "2 groups"]);
+}

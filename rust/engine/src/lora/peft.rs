@@ -177,14 +177,13 @@ fn add_module(
     module: Module,
     parts: &[SitePart],
 ) -> Result<(), EngineError> {
-    let Module { name: full_name, a, b, b_bias, magnitude, weight, bias, embedding_a, embedding_b, tokens, base, base_bias } =
-        module;
+    let Module { name: full_name, a, b, b_bias, magnitude, weight, bias, embedding_a, embedding_b, tokens, .. } = module;
     let is_alone = [&a, &b, &b_bias, &magnitude, &weight, &bias].iter().all(|part| part.is_none());
     if let (Some(tokens), Some(site), true) = (&tokens, builder.sites.lm_head().filter(|_| name.ends_with("lm_head")), is_alone) {
-        let ids = trained_ids(builder, config, name, tokens)?;
+        let ids = trained_ids(builder, config, &full_name, tokens)?;
         return builder.replace_rows(site, name, &ids, tokens);
     }
-    if embedding_a.is_some() || embedding_b.is_some() || tokens.is_some() || base.is_some() || base_bias.is_some() {
+    if embedding_a.is_some() || embedding_b.is_some() || tokens.is_some() {
         return Err(invalid(format!("`{name}` is no token embedding, and has tensors of one")));
     }
     if a.is_some() && (config.has_magnitudes != magnitude.is_some() || config.has_biases != b_bias.is_some()) {
@@ -358,8 +357,8 @@ fn check_base(builder: &AdapterBuilder<'_>, name: &str, parts: &[SitePart], base
 fn check_base_bias(builder: &AdapterBuilder<'_>, name: &str, parts: &[SitePart], base: &Floats) -> Result<(), EngineError> {
     let is_own = |part: &SitePart| {
         let own = builder.sites.list[part.site].bias.as_deref().unwrap_or_default();
-        base.values.len() == part.num_rows
-            && own.iter().enumerate().all(|(row, own)| near(&[*own], &[base.values[part.row(row)]]))
+        let is_near = |row| near(&[own.get(row).copied().unwrap_or(0.0)], &[base.values[part.row(row)]]);
+        base.values.len() == part.num_rows && (0..part.own_rows).all(is_near)
     };
     if parts.iter().all(is_own) { Ok(()) } else { Err(other_base(name)) }
 }
@@ -441,7 +440,7 @@ fn add_embedding(
         _ => return Err(invalid(format!("`{name}` has one of two factors"))),
     }
     let Some(tokens) = tokens else { return Ok(()) };
-    let ids = trained_ids(builder, config, name, &tokens)?;
+    let ids = trained_ids(builder, config, &full_name, &tokens)?;
     let rows = ids.iter().copied().zip(tokens.values.chunks_exact(hidden).map(<[f32]>::to_vec)).collect();
     builder.embedding().rows = rows;
     match builder.sites.lm_head().filter(|_| is_tied) {
@@ -466,8 +465,9 @@ fn add_experts(
     wrapped: &[Module],
 ) -> Result<(), EngineError> {
     let targets: Vec<_> = config.fields.get("target_parameters").and_then(Value::as_array).into_iter().flatten().collect();
+    let full_name = wrapped[0].name.trim_end_matches(".base_layer");
     let is_targeted = |parameter: &&str| {
-        let whole = format!("{name}.{parameter}");
+        let whole = format!("{full_name}.{parameter}");
         let ends = |target: &str| whole == target || whole.ends_with(&format!(".{target}"));
         targets.iter().filter_map(|target| target.as_str()).any(ends)
     };
@@ -482,7 +482,7 @@ fn add_experts(
     for (parameter, module) in parameters.iter().rev().zip(wrapped) {
         let what = format!("{name}.{parameter}");
         let Module {
-            name: full_name,
+            name: _,
             a: Some(a),
             b: Some(b),
             b_bias: None,
@@ -511,7 +511,7 @@ fn add_experts(
             )));
         }
         let rank = rows / num_experts;
-        let scale = config.scale(&format!("{}.{parameter}", full_name.trim_end_matches(".base_layer")), rank)?;
+        let scale = config.scale(&format!("{full_name}.{parameter}"), rank)?;
         for (part, role) in roles.iter().enumerate() {
             let num_rows = out / roles.len();
             for (site, expert) in sites.experts(layer, *role) {

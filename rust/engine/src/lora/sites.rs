@@ -107,12 +107,12 @@ fn is_adaptable(role: Role) -> bool {
     let network = [FfnGate, FfnUp, FfnDown, Router, ExpertGate, ExpertUp, ExpertDown, SharedGate, SharedUp, SharedDown];
     let recurrent = [ConvB, ConvC, ConvX, MambaZ, MambaXbc, MambaDt];
     let others = [SharedWeight, Embedding, Output];
-    is_of_value_heads(role) || [&attention[..], &network, &recurrent, &others].iter().any(|roles| roles.contains(&role))
+    is_of_gated_delta(role) || [&attention[..], &network, &recurrent, &others].iter().any(|roles| roles.contains(&role))
 }
 
-/// What belongs to the value heads of the gated delta rule, whose order llama.cpp's converter changes (`DeltaLayout::Tiled`), or
-/// is beside it in a checkpoint.
-fn is_of_value_heads(role: Role) -> bool {
+/// The gated delta rule's. llama.cpp's converter changes the order of its value heads (`DeltaLayout::Tiled`): of rows beside those
+/// of queries and keys in one module, and of the output's columns.
+fn is_of_gated_delta(role: Role) -> bool {
     use Role::{DeltaA, DeltaB, DeltaK, DeltaQ, DeltaV, DeltaZ, MixOutput};
     [DeltaQ, DeltaK, DeltaV, DeltaZ, DeltaB, DeltaA, MixOutput].contains(&role)
 }
@@ -188,7 +188,7 @@ impl Sites {
             RecurrentConfig::GatedDelta { layout, .. } => Some(layout),
             _ => None,
         });
-        layout == Some(DeltaLayout::Tiled) && is_of_value_heads(id.role)
+        layout == Some(DeltaLayout::Tiled) && is_of_gated_delta(id.role)
     }
 
     /// The same of a GGUF file, with `.weight`; experts are stacked in one module.
@@ -197,7 +197,9 @@ impl Sites {
         for (site, Site { matrix, is_fused, .. }) in self.list.iter().enumerate() {
             let fused = SitePart::fused(site, matrix).filter(|_| *is_fused);
             let (id, part) = fused.unwrap_or_else(|| (matrix.id, SitePart::whole(site, matrix.shape[0])));
-            modules.entry(id.gguf()).or_default().push(part);
+            for name in [Some(id.gguf()), id.gguf_otherwise()].into_iter().flatten() {
+                modules.entry(name).or_default().push(part);
+            }
         }
         modules
     }

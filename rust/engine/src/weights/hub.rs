@@ -257,7 +257,7 @@ impl<'a> Packed<'a> {
         }
         let groups: Vec<_> = bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
         // compressed-tensors begins with such ones, and keeps them where nothing was sorted.
-        if groups.iter().all(|group| *group == -1) {
+        if part == ".weight_g_idx" && groups.iter().all(|group| *group == -1) {
             return Ok(None);
         }
         let in_range = |group: &i32| usize::try_from(*group).ok().filter(|group| *group < num_groups);
@@ -351,9 +351,25 @@ impl<'a> Packed<'a> {
             )));
         };
         let (num_groups, scales) = self.row_scales(".weight_scale", [rows, cols])?;
-        let code = move |row: usize, col: usize, _: usize| i32::from(bytes[row * cols + col].cast_signed());
+        let group_of = self.group_of(".weight_g_idx", cols, num_groups)?;
+        let zeros = match self.raw(".weight_zero_point") {
+            None => None,
+            Some((_, Dtype::I8, zeros)) if zeros.len() == rows * num_groups => Some(zeros),
+            Some((shape, dtype, _)) => {
+                let text = format!(
+                    "tensor `{}.weight_zero_point` has type {dtype:?} and shape {shape:?} for {rows} rows and {num_groups} groups",
+                    self.base
+                );
+                return Err(self.error(&text));
+            }
+        };
+        let range = if zeros.is_some() { [-255, 255] } else { [-128, 127] };
+        let code = move |row: usize, col: usize, group: usize| {
+            let zero = zeros.map_or(0, |zeros| i32::from(zeros[row * num_groups + group].cast_signed()));
+            i32::from(bytes[row * cols + col].cast_signed()) - zero
+        };
         let scale = move |row: usize, group: usize| scales[row * num_groups + group];
-        Ok(Matrix::of_integers([rows, cols], [-128, 127], num_groups, None, Box::new(code), Box::new(scale)))
+        Ok(Matrix::of_integers([rows, cols], range, num_groups, group_of, Box::new(code), Box::new(scale)))
     }
 
     fn fp8(&self, block: Option<[usize; 2]>) -> Result<Matrix<'a>, EngineError> {

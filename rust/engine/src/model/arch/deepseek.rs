@@ -44,14 +44,14 @@ pub(super) const GLM4_MOE_LITE: Architecture = Architecture {
 };
 
 fn from_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
-    // A head has several sizes; any of them stands in until they are read.
-    let mut config = fields.with_head("qk_rope_head_dim", architecture, 1.0)?;
     let bias = fields.flag("attention_bias")?.unwrap_or(false);
     let keys = ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"];
     let [kv_rank, nope_dim, rope_dim, v_dim] = keys.map(|key| fields.required_size(key));
     let q_rank = fields.size("q_lora_rank")?;
     let latent =
         LatentConfig { q_rank, kv_rank: kv_rank?, nope_dim: nope_dim?, rope_dim: rope_dim?, v_dim: v_dim?, eps: NORM_EPS };
+    // A head has several sizes; any of them stands in until `with_latent`.
+    let mut config = fields.with_head("qk_rope_head_dim", architecture, 1.0)?;
     config.ropes = vec![fields.rope("full_attention", latent.rope_dim, 1.0)?];
     config.ropes[0].style = RopeStyle::Interleaved;
     if fields.flag("rope_interleave")? == Some(false) {

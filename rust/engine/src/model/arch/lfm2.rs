@@ -52,10 +52,12 @@ pub(super) fn read_hf(architecture: &'static str, fields: &HfFields<'_>) -> Resu
     if fields.flag("conv_bias")? == Some(true) {
         return Err(fields.error("conv_bias", "is true; convolutions with biases are not implemented"));
     }
-    // Older files have another name for the width.
+    // Older files have other names, which go first.
     let mut fields = fields.clone();
-    if let (None, Some(width)) = (fields.value("intermediate_size"), fields.value("block_ff_dim")) {
-        fields.object.insert("intermediate_size".into(), width);
+    for (older, key) in [("block_ff_dim", "intermediate_size"), ("tie_embedding", "tie_word_embeddings")] {
+        if let Some(value) = fields.value(older) {
+            fields.object.insert(key.into(), value);
+        }
     }
     let config = DecoderConfig {
         norm: NormConfig::rms(fields.number("norm_eps")?.or(Some(1e-5))),
