@@ -110,8 +110,8 @@ fn is_adaptable(role: Role) -> bool {
     is_of_gated_delta(role) || [&attention[..], &network, &recurrent, &others].iter().any(|roles| roles.contains(&role))
 }
 
-/// The gated delta rule's. llama.cpp's converter changes the order of its value heads (`DeltaLayout::Tiled`): of rows beside those
-/// of queries and keys in one module, and of the output's columns.
+/// The gated delta rule's. llama.cpp's converter changes the order of its value heads (`DeltaLayout::Tiled`): of rows beside
+/// those of queries and keys in one module, and of the output's columns.
 fn is_of_gated_delta(role: Role) -> bool {
     use Role::{DeltaA, DeltaB, DeltaK, DeltaQ, DeltaV, DeltaZ, MixOutput};
     [DeltaQ, DeltaK, DeltaV, DeltaZ, DeltaB, DeltaA, MixOutput].contains(&role)
