@@ -40,9 +40,9 @@ ENCODER = {
 }
 
 
-def read(folder: Path) -> Tensors:
-    """The tensors of a folder, by name."""
-    data = (folder / "model.safetensors").read_bytes()
+def read(folder: Path, file: str = "model.safetensors") -> Tensors:
+    """The tensors of a folder, which are bfloat16, by name."""
+    data = (folder / file).read_bytes()
     end = 8 + struct.unpack("<Q", data[:8])[0]
     tensors = {}
     for name, info in json.loads(data[8:end]).items():

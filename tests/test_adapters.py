@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import mmproj
 import mtp
 import pytest
 from conftest import GOLDEN
@@ -297,3 +298,31 @@ def test_an_adapter_on_a_gguf_file() -> None:
     with Runner(which=which, pa_gpu_mem=16, num_threads=1) as runner:
         case = golden("llama-gguf")
         assert tokens(runner, case["prompt_ids"], adapter="it") == case["greedy_ids"][:16]
+
+
+def test_an_adapter_of_llama_cpp_s_changes_convolutions(tmp_path: Path) -> None:
+    folder = LORA / "lfm2-conv"
+    config = json.loads((folder / "adapter_config.json").read_text())
+    names = {
+        "base_model.model.model.layers.": "blk.",
+        "conv.in_proj": "shortconv.in_proj",
+        "conv.out_proj": "shortconv.out_proj",
+        "feed_forward.w1": "ffn_gate",
+        "self_attn.out_proj": "attn_output",
+        "lora_A.weight": "weight.lora_a",
+        "lora_B.weight": "weight.lora_b",
+    }
+    entries = {
+        "general.architecture": "lfm2",
+        "general.type": "adapter",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": float(config["lora_alpha"]),
+    }
+    tensors = mmproj.read(folder, "adapter_model.safetensors")
+    file = tmp_path / "adapter.gguf"
+    mmproj.write(file, entries, {mmproj.renamed(name, names): values for name, values in tensors.items()})
+    base = str(GOLDEN / "gguf" / "lfm2.gguf")
+    which = Which.GGUF(base, dtype=ModelDType.F32, adapters=[LoraAdapter("conv", str(file))])
+    with Runner(which=which, pa_gpu_mem=16, num_threads=1) as runner:
+        case = golden("lfm2-conv")
+        assert tokens(runner, case["prompt_ids"], adapter="conv")[:12] == case["greedy_ids"]
