@@ -73,7 +73,10 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), time.monotonic() - start
 
 @pytest.mark.parametrize("call", ["complete(text, max_tokens=1)", "runner.tokenize_text(text)"])
 def test_ctrl_c_interrupts_a_long_tokenization(call: str) -> None:
+    # What is started in the background of a shell ignores SIGINT, and Python then leaves it at that.
     program = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 text = "word " * 40_000_000
 print("ready", flush=True)
 try:
