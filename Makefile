@@ -302,14 +302,9 @@ $(MODELS_ENV)/tools:
 	@touch $@
 
 # The wheel that was built for the tests' environment; pip first gets what it needs, then the wheel itself, new or not.
-$(CLIENTS)/package: $(VENV)/package $(CLIENTS)/tools
-	$(CLIENTS)/bin/pip install --quiet target/wheels/mistral_paged-*.whl
-	$(CLIENTS)/bin/pip install --quiet --no-deps --force-reinstall target/wheels/mistral_paged-*.whl
-	@touch $@
-
-$(MODELS_ENV)/package: $(VENV)/package $(MODELS_ENV)/tools
-	$(MODELS_ENV)/bin/pip install --quiet target/wheels/mistral_paged-*.whl
-	$(MODELS_ENV)/bin/pip install --quiet --no-deps --force-reinstall target/wheels/mistral_paged-*.whl
+$(CLIENTS)/package $(MODELS_ENV)/package: %/package: $(VENV)/package %/tools
+	$*/bin/pip install --quiet target/wheels/mistral_paged-*.whl
+	$*/bin/pip install --quiet --no-deps --force-reinstall target/wheels/mistral_paged-*.whl
 	@touch $@
 
 $(CLIENTS)/model: $(CLIENTS)/bin/python

@@ -7,12 +7,13 @@ mod sharded;
 
 use std::path::{Path, PathBuf};
 
+use device::WeightView;
 use engine::weights::{
     ExpertIndex, GgufFiles, Matrix, MetadataValue, ModelPlace, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat,
 };
 use gguf_writer::{ARRAY, Gguf, STRING, U32, string};
 use safetensors::{Dtype, tensor::TensorView};
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 fn assert_error<T>(result: Result<T, String>, words: &[&str]) {
@@ -213,36 +214,45 @@ fn checkpoints_that_lack_something_are_errors() {
     assert_error(error, &["`model.layers.0.input_layernorm.weight` has shape [64]", "asks for [64, 96]"]);
 }
 
+/// The weight `w` of a checkpoint of compressed-tensors with these tensors, `[1, 64]`.
+fn compressed(tensors: &[(&str, Dtype, &[usize], &[u8])], config: &Value) -> Result<WeightView, String> {
+    let dir = TempDir::new().unwrap();
+    let views = tensors.iter().map(|(name, dtype, shape, data)| (*name, TensorView::new(*dtype, shape.to_vec(), data).unwrap()));
+    let file = safetensors::serialize(views.collect::<Vec<_>>(), None).unwrap();
+    std::fs::write(dir.path().join("model.safetensors"), file).unwrap();
+    let format = HubFormat::read(config.as_object().unwrap()).unwrap();
+    let files = SafetensorsFiles::open(dir.path()).unwrap().quantized(format);
+    let (view, shape) = files.tensor("w.weight").map_err(|error| error.to_string())?;
+    assert_eq!(shape, [1, 64]);
+    Ok(view)
+}
+
+fn floats(view: &WeightView) -> Vec<f32> {
+    view.bytes().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
 /// compressed-tensors with `actorder`: one row of 64 codes from -8 on, in two groups.
 #[test]
 fn columns_have_the_groups_that_activations_were_sorted_for() {
-    let values = |groups: Vec<i32>| -> Result<(Vec<u8>, Vec<f32>), String> {
-        let dir = TempDir::new().unwrap();
-        let codes: Vec<u8> = (0..8).flat_map(|_| 0x7654_3210_u32.to_le_bytes()).collect();
-        let scales: Vec<u8> = [1.0_f32, 100.0].iter().flat_map(|scale| scale.to_le_bytes()).collect();
-        let groups: Vec<u8> = groups.iter().flat_map(|group| group.to_le_bytes()).collect();
-        let of = |dtype, shape: &[usize], data| TensorView::new(dtype, shape.to_vec(), data).unwrap();
-        let tensors = [
-            ("w.weight_packed", of(Dtype::I32, &[1, 8], &codes)),
-            ("w.weight_scale", of(Dtype::F32, &[1, 2], &scales)),
-            ("w.weight_g_idx", of(Dtype::I32, &[groups.len() / 4], &groups)),
+    let codes: Vec<u8> = (0..8).flat_map(|_| 0x7654_3210_u32.to_le_bytes()).collect();
+    let scales: Vec<u8> = [1.0_f32, 100.0].iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    let config = json!({"quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"0": {"weights": {"num_bits": 4, "type": "int", "symmetric": true}}}});
+    let values = |groups: Vec<i32>| {
+        let of_columns: Vec<u8> = groups.iter().flat_map(|group| group.to_le_bytes()).collect();
+        let tensors: [(_, _, &[usize], &[u8]); 3] = [
+            ("w.weight_packed", Dtype::I32, &[1, 8], &codes),
+            ("w.weight_scale", Dtype::F32, &[1, 2], &scales),
+            ("w.weight_g_idx", Dtype::I32, &[groups.len()], &of_columns),
         ];
-        std::fs::write(dir.path().join("model.safetensors"), safetensors::serialize(tensors, None).unwrap()).unwrap();
-        let config = json!({"quant_method": "compressed-tensors", "format": "pack-quantized",
-            "config_groups": {"0": {"weights": {"num_bits": 4, "type": "int", "symmetric": true}}}});
-        let format = HubFormat::read(config.as_object().unwrap()).unwrap();
-        let files = SafetensorsFiles::open(dir.path()).unwrap().quantized(format);
-        let (view, shape) = files.tensor("w.weight").map_err(|error| error.to_string())?;
-        assert_eq!(shape, [1, 64]);
-        let floats = view.bytes().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-        Ok((view.bytes().to_vec(), floats))
+        compressed(&tensors, &config)
     };
-    let (_, mixed) = values((0..64).map(|col| col % 2).collect()).unwrap();
+    let mixed = floats(&values((0..64).map(|col| col % 2).collect()).unwrap());
     let expected: Vec<_> = (0..64).map(|col| (col % 8 - 8) as f32 * [1.0, 100.0][col as usize % 2]).collect();
     assert_eq!(mixed, expected);
-    let in_order = values((0..64).map(|col| col / 32).collect()).unwrap().0;
-    assert_eq!(values(vec![-1; 64]).unwrap().0, in_order, "nothing was sorted");
-    assert_ne!(in_order.len(), mixed.len() * 4, "groups of columns in a row stay integers");
+    let in_order = values((0..64).map(|col| col / 32).collect()).unwrap();
+    assert_eq!(values(vec![-1; 64]).unwrap().bytes(), in_order.bytes(), "nothing was sorted");
+    assert_ne!(in_order.bytes().len(), mixed.len() * 4, "groups of columns in a row stay integers");
     assert_error(values((0..64).map(|col| col / 31).collect()), &["`w.weight_g_idx` names group 2 of 2"]);
     assert_error(values(vec![0; 63]), &["`w.weight_g_idx`", "[63]", "64 columns"]);
 }
@@ -254,24 +264,18 @@ fn signed_bytes_have_zeros_and_groups_of_their_own() {
     let scales: Vec<u8> = [1.0_f32, 100.0].iter().flat_map(|scale| scale.to_le_bytes()).collect();
     let groups: Vec<u8> = (0..64).flat_map(|col| (col % 2_i32).to_le_bytes()).collect();
     let zeros = [5_i8, -100].map(i8::cast_unsigned);
-    let values = |zeros: &[u8]| -> Result<Vec<f32>, String> {
-        let dir = TempDir::new().unwrap();
-        let of = |dtype, shape: &[usize], data| TensorView::new(dtype, shape.to_vec(), data).unwrap();
-        let tensors = [
-            ("w.weight", of(Dtype::I8, &[1, 64], &codes)),
-            ("w.weight_scale", of(Dtype::F32, &[1, 2], &scales)),
-            ("w.weight_g_idx", of(Dtype::I32, &[64], &groups)),
-            ("w.weight_zero_point", of(Dtype::I8, &[1, zeros.len()], zeros)),
+    let config = json!({"quant_method": "compressed-tensors", "format": "int-quantized",
+        "config_groups": {"0": {"weights": {"num_bits": 8, "type": "int", "symmetric": false}}}});
+    let values = |zeros: &[u8]| {
+        let tensors: [(_, _, &[usize], &[u8]); 4] = [
+            ("w.weight", Dtype::I8, &[1, 64], &codes),
+            ("w.weight_scale", Dtype::F32, &[1, 2], &scales),
+            ("w.weight_g_idx", Dtype::I32, &[64], &groups),
+            ("w.weight_zero_point", Dtype::I8, &[1, zeros.len()], zeros),
         ];
-        std::fs::write(dir.path().join("model.safetensors"), safetensors::serialize(tensors, None).unwrap()).unwrap();
-        let config = json!({"quant_method": "compressed-tensors", "format": "int-quantized",
-            "config_groups": {"0": {"weights": {"num_bits": 8, "type": "int", "symmetric": false}}}});
-        let format = HubFormat::read(config.as_object().unwrap()).unwrap();
-        let files = SafetensorsFiles::open(dir.path()).unwrap().quantized(format);
-        let (view, _) = files.tensor("w.weight").map_err(|error| error.to_string())?;
-        Ok(view.bytes().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
+        compressed(&tensors, &config)
     };
     let expected: Vec<_> = (0..64).map(|col| [(col - 37) as f32, (col + 68) as f32 * 100.0][col as usize % 2]).collect();
-    assert_eq!(values(&zeros).unwrap(), expected);
+    assert_eq!(floats(&values(&zeros).unwrap()), expected);
     assert_error(values(&zeros[..1]), &["`w.weight_zero_point`", "[1, 1]", "2 groups"]);
 }

@@ -106,6 +106,13 @@ fn normed(x: &Tensor, norm: Option<&Norm>) -> Vec<f32> {
     rows
 }
 
+/// [`product`] of all rows, `[rows, out_features]`.
+fn products(x: &[f32], linear: &Linear, adapters: &[AdapterRows]) -> Vec<f32> {
+    let mut out = vec![0.0; x.len() / linear.in_features * linear.out_features];
+    product(x, linear, adapters, &mut out);
+    out
+}
+
 /// `out[row, n] = x[row] · weight[n] + bias[n]`, and what the rows' adapters make of it.
 fn product(x: &[f32], linear: &Linear, adapters: &[AdapterRows], out: &mut [f32]) {
     matmul(x, linear, out);
@@ -202,11 +209,7 @@ pub(crate) fn rotate(rope: &RopeTable, position: usize, head: &mut [f32]) {
 
 /// What an expert gives for one row, `[hidden_size]`.
 fn expert_row(expert: &Expert, activation: ExpertActivation, x: &[f32], adapters: &[AdapterRows]) -> Vec<f32> {
-    let of_row = |linear: &Linear, x: &[f32]| {
-        let mut out = vec![0.0; linear.out_features];
-        product(x, linear, adapters, &mut out);
-        out
-    };
+    let of_row = |linear: &Linear, x: &[f32]| products(x, linear, adapters);
     let (gate, up) = (of_row(&expert.gate, x), of_row(&expert.up, x));
     let hidden: Vec<_> = gate
         .iter()

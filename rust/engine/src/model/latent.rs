@@ -28,33 +28,31 @@ impl Latent {
         let LatentConfig { q_rank, kv_rank, nope_dim, rope_dim, v_dim, eps } = *latent;
         let num_heads = config.num_heads;
         let id = |role| WeightId::layer(layer, role);
-        let matrix = |role, shape| Matrix::new(id(role), shape, false);
+        let matrix = |role, shape, bias| Matrix::new(id(role), shape, bias);
         let mut norm = |role, len| -> Result<Norm, EngineError> {
             Ok(Norm { kind: NormKind::Rms, weight: weights.vector(id(role), len)?, bias: None, eps })
         };
         let kv_norm = norm(Role::AttnKvNorm, kv_rank)?;
         let q_size = num_heads * (nope_dim + rope_dim);
         let query = match q_rank {
-            None => LatentQuery::Whole(weights.linear(&matrix(Role::AttnQ, [q_size, hidden]))?),
+            None => LatentQuery::Whole(weights.linear(&matrix(Role::AttnQ, [q_size, hidden], false))?),
             Some(rank) => {
                 let norm = norm(Role::AttnQDownNorm, rank)?;
-                let down = weights.linear(&Matrix::new(id(Role::AttnQDown), [rank, hidden], config.qkv_bias))?;
-                LatentQuery::LowRank { down, norm, up: weights.linear(&matrix(Role::AttnQUp, [q_size, rank]))? }
+                let down = weights.linear(&matrix(Role::AttnQDown, [rank, hidden], config.qkv_bias))?;
+                LatentQuery::LowRank { down, norm, up: weights.linear(&matrix(Role::AttnQUp, [q_size, rank], false))? }
             }
         };
-        let down_shape = [kv_rank + rope_dim, hidden];
-        let kv_down = weights.linear(&Matrix::new(id(Role::AttnKvDown), down_shape, config.qkv_bias))?;
+        let kv_down = weights.linear(&matrix(Role::AttnKvDown, [kv_rank + rope_dim, hidden], config.qkv_bias))?;
         let mut of_heads = |role, shape| -> Result<Vec<Linear>, EngineError> {
-            let of_head = |index| matrix(role, shape).of_expert(Some(ExpertIndex { index, count: num_heads }));
+            let of_head = |index| matrix(role, shape, false).of_expert(Some(ExpertIndex { index, count: num_heads }));
             (0..num_heads).map(|head| weights.linear(&of_head(head))).collect()
         };
         let key_up = of_heads(Role::AttnKeyUp, [kv_rank, nope_dim])?;
         let value_up = of_heads(Role::AttnValueUp, [v_dim, kv_rank])?;
-        let output = Matrix::new(id(Role::AttnOutput), [hidden, num_heads * v_dim], config.output_bias);
         Ok(Self {
             config: *config,
             weights: LatentAttention { query, kv_down, kv_norm, key_up, value_up },
-            output: weights.linear(&output)?,
+            output: weights.linear(&matrix(Role::AttnOutput, [hidden, num_heads * v_dim], config.output_bias))?,
         })
     }
 

@@ -350,11 +350,10 @@ impl WeightSource {
                 floats(view.dtype, view.bytes()).ok_or_else(|| self.not_floats(&self.matrix_name(id.bias(), expert), &view))?
             }
         };
-        if let Some((_, fused)) = fused.filter(|(_, fused)| fused.num_groups > 1) {
-            return Ok(Some((0..rows).map(|row| all[fused.row(rows, row)]).collect()));
-        }
-        let first_row = fused.map_or(0, |(_, fused)| fused.first_row);
-        Ok(Some(all[first_row..first_row + rows].to_vec()))
+        Ok(Some(match fused {
+            Some((_, fused)) => (0..rows).map(|row| all[fused.row(rows, row)]).collect(),
+            None => all,
+        }))
     }
 
     fn not_floats(&self, name: &str, view: &WeightView) -> EngineError {

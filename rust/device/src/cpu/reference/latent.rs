@@ -2,17 +2,13 @@
 
 use crate::{KvPlace, KvSide, LatentArgs, LatentPhases, LatentQuery, Linear, StepMetadata, quant::dequantize_row};
 
-use super::{ReferenceBackend, StoredLinear, norm_row, normed, rotate};
+use super::{ReferenceBackend, StoredLinear, norm_row, normed, products, rotate};
 
 impl LatentPhases for ReferenceBackend {
     fn latent_attention(&self, args: LatentArgs<'_>, step: &StepMetadata) {
         let LatentArgs { hidden, norm, weights, rope, cache, layer, params, out } = args;
         let (kv_rank, rope_dim, nope_dim) = (weights.kv_rank(), weights.rope_dim(), weights.nope_dim());
-        let product = |x: &[f32], linear: &Linear| {
-            let mut out = vec![0.0; x.len() / linear.in_features * linear.out_features];
-            super::product(x, linear, &step.adapters, &mut out);
-            out
-        };
+        let product = |x: &[f32], linear: &Linear| products(x, linear, &step.adapters);
         let input = normed(hidden, norm);
         let queries = match &weights.query {
             LatentQuery::Whole(whole) => product(&input, whole),

@@ -5,7 +5,7 @@ use crate::{
     StepMetadata, Tensor,
 };
 
-use super::{ReferenceBackend, activate, norm_part, norm_row, normed, product};
+use super::{ReferenceBackend, activate, norm_part, norm_row, normed, products};
 
 /// What goes into a layer of one request, `[rows, in_features]`, and the adapters of those rows.
 #[derive(Clone, Copy)]
@@ -16,9 +16,7 @@ struct Input<'a> {
 
 impl Input<'_> {
     fn product(self, linear: &Linear) -> Vec<f32> {
-        let mut out = vec![0.0; self.values.len() / linear.in_features * linear.out_features];
-        product(self.values, linear, self.adapters, &mut out);
-        out
+        products(self.values, linear, self.adapters)
     }
 }
 
