@@ -100,6 +100,13 @@ class Server:
     def press(self, name: str) -> None:
         self.element(name).click()
 
+    def fill(self, **fields: Any) -> None:
+        """Types values into fields; `max_tokens` is the field with the id `max-tokens`."""
+        for name, value in fields.items():
+            field = self.element(name.replace("_", "-"))
+            field.clear()
+            field.send_keys(str(value))
+
     def until(self, what: Callable[[], Any], seconds: float = 60) -> Any:
         deadline = time.monotonic() + seconds
         while not (value := what()):
@@ -379,8 +386,7 @@ def quantile(buckets: dict[str, Any], share: float) -> str:
 
 def test_a_chat_streams_and_stop_ends_it(server: Server) -> None:
     server.open("chat")
-    server.element("max-tokens").clear()
-    server.element("max-tokens").send_keys("400")
+    server.fill(temperature=0, max_tokens=400)
     server.element("prompt").send_keys("Write a long story about a lighthouse.\n")
     said = "return document.querySelector('#log article.assistant .said')?.textContent ?? ''"
     first = server.until(lambda: server.browser.execute_script(said))
@@ -398,8 +404,7 @@ def test_a_chat_streams_and_stop_ends_it(server: Server) -> None:
 
     server.press("clear")
     assert "lighthouse" not in server.text("log")
-    server.element("max-tokens").clear()
-    server.element("max-tokens").send_keys("5")
+    server.fill(max_tokens=5)
     server.element("prompt").send_keys("Say hello.")
     server.press("send")
     server.until(lambda: "5 tokens" in server.text("log"))
@@ -426,8 +431,7 @@ def test_axe_finds_no_violations(server: Server, view: str, scheme: str) -> None
     server.open(view)
     server.until(lambda: server.text("status") == "live")
     if view == "chat":
-        server.element("max-tokens").clear()
-        server.element("max-tokens").send_keys("5")
+        server.fill(temperature=0, max_tokens=5)
         server.element("prompt").send_keys("Say hello.\n")
         server.until(lambda: "5 tokens" in server.text("log"))
         assert axe_violations(server.browser) == []
