@@ -21,6 +21,7 @@ from mistral_paged.exceptions import MistralPagedError
 Answer = Callable[[Any, Callable[[bytes], None]], None]
 """What a server does with a request's body and a way to send bytes."""
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Fake(socketserver.ThreadingTCPServer):
@@ -61,11 +62,22 @@ class Handler(socketserver.StreamRequestHandler):
             self.server.bodies.append(json.loads(body))
             self.server.running += 1
             self.server.most = max(self.server.most, self.server.running)
+        self.is_running = True
         try:
-            self.server.answer(json.loads(body), self.wfile.write)
+            self.server.answer(json.loads(body), self.send)
         finally:
-            with self.server.lock:
-                self.server.running -= 1
+            self.end()
+
+    def send(self, data: bytes) -> None:
+        if data.endswith(LAST_CHUNK):
+            # The client may ask again before this thread goes on.
+            self.end()
+        self.wfile.write(data)
+
+    def end(self) -> None:
+        with self.server.lock:
+            self.server.running -= self.is_running
+        self.is_running = False
 
 
 @contextmanager
@@ -91,7 +103,7 @@ def piece(**delta: Any) -> bytes:
 
 def ending(prompt: int, completion: int) -> bytes:
     usage = {"prompt_tokens": prompt, "completion_tokens": completion}
-    return chunk(json.dumps({"choices": [], "usage": usage})) + chunk("[DONE]") + b"0\r\n\r\n"
+    return chunk(json.dumps({"choices": [], "usage": usage})) + chunk("[DONE]") + LAST_CHUNK
 
 
 def told(tokens: int, first: float = 0.0, gap: float = 0.0) -> Answer:
