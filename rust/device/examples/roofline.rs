@@ -1,4 +1,4 @@
-//! The read bandwidth of this machine, a JSON line a buffer:
+//! The read bandwidth of this machine, and the rate of products by tiles where it has AMX, a JSON line a buffer:
 //! `cargo run --release -p mistral-paged-device --example roofline [-- THREADS [BYTES ...]]`.
 //!
 //! The first buffer is one that no cache holds; the others have the sizes given, such as that of a model's weights. Without
@@ -6,7 +6,7 @@
 
 use device::cpu::{
     Isa, ThreadPool,
-    roofline::{beyond_caches, read_bandwidth},
+    roofline::{beyond_caches, read_bandwidth, tile_flops},
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -18,8 +18,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (pool, isa) = (ThreadPool::new(threads)?, Isa::detect());
     for bytes in std::iter::once(beyond_caches()).chain(arguments) {
         let measured = read_bandwidth(&pool, isa, bytes)?;
+        let tiles = tile_flops(&pool).map_or("null".to_owned(), |flops| format!("{:.3}", flops / 1e12));
         println!(
-            r#"{{"gb_per_s": {:.2}, "best_gb_per_s": {:.2}, "threads": {}, "buffer_bytes": {bytes}, "tier": "{}"}}"#,
+            r#"{{"gb_per_s": {:.2}, "best_gb_per_s": {:.2}, "tile_tflop_per_s": {tiles}, "threads": {}, "buffer_bytes": {bytes}, "tier": "{}"}}"#,
             measured.median / 1e9,
             measured.best / 1e9,
             pool.num_threads(),

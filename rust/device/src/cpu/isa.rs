@@ -51,6 +51,14 @@ impl Isa {
         self == Self::Amx || self.dots_bf16()
     }
 
+    /// Whether this machine multiplies f16 faster than f32 in this ISA, and as fast as bf16: by AMX-FP16.
+    pub fn multiplies_f16(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self == Self::Amx && super::Amx::detect().is_some_and(super::Amx::has_fp16);
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// Whether this machine multiplies pairs of bf16 values faster than f32 in this ISA: by AVX-512 BF16 on a processor of AMD.
     /// Intel's take twice as long for `vdpbf16ps` as for a fused multiplication of half as many columns.
     pub fn dots_bf16(self) -> bool {

@@ -1,4 +1,5 @@
-//! How fast this machine reads memory: the roof of decoding, which streams every weight once a token.
+//! How fast this machine reads memory: the roof of decoding, which streams every weight once a token. And how fast it multiplies by
+//! tiles, the roof of prompts where there is AMX.
 
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::wildcard_imports)]
@@ -87,6 +88,42 @@ pub fn read_bandwidth(pool: &ThreadPool, isa: Isa, bytes: usize) -> Result<ReadB
     seconds.sort_by(f64::total_cmp);
     let rate = |seconds: f64| buffer.len_bytes() as f64 / seconds;
     Ok(ReadBandwidth { median: rate(seconds[seconds.len() / 2]), best: rate(seconds[0]) })
+}
+
+/// Operations a second of tile products on operands in the level 1 cache, four loads for four products, all workers of `pool`
+/// together: the fastest pass. `None` without AMX.
+pub fn tile_flops(pool: &ThreadPool) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use super::{
+            Amx,
+            amx::{ActTile, K_TILE, PANEL, Tiles, WeightTile},
+        };
+        const PRODUCTS: usize = 1 << 12;
+        let amx = Amx::detect()?;
+        let (a, w): (ActTile, WeightTile) = ([0; _], [0; _]);
+        let pass = || {
+            let start = Instant::now();
+            pool.for_each_share(pool.num_threads(), 1, &|_, start, end| {
+                let mut tiles = Tiles::new(amx);
+                for _ in start..end {
+                    tiles.zero();
+                    (0..PRODUCTS).for_each(|_| tiles.multiply(amx.has_fp16(), [&a, &a], &w));
+                }
+            });
+            start.elapsed().as_secs_f64()
+        };
+        let (start, mut best) = (Instant::now(), pass());
+        while start.elapsed() < MIN_TIME {
+            best = best.min(pass());
+        }
+        Some((pool.num_threads() * PRODUCTS * 2 * PANEL * PANEL * K_TILE) as f64 / best)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = pool;
+        None
+    }
 }
 
 /// A size that no cache holds: twice the last-level cache and at least 1 GB, but at most half of the memory that is available.
@@ -187,6 +224,12 @@ mod tests {
         let measured = read_bandwidth(&ThreadPool::new(2).unwrap(), Isa::detect(), 3 << 20).unwrap();
         assert!(measured.median > 0.0 && measured.best >= measured.median, "{measured:?}");
         assert!(read_bandwidth(&ThreadPool::new(1).unwrap(), Isa::Scalar, usize::MAX).is_err());
+    }
+
+    #[test]
+    fn tiles_multiply_at_a_speed_where_there_are_any() {
+        let flops = tile_flops(&ThreadPool::new(2).unwrap());
+        assert!(flops.is_none_or(|flops| flops > 0.0) && flops.is_some() == (Isa::detect() == Isa::Amx), "{flops:?}");
     }
 
     #[test]

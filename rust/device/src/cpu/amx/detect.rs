@@ -10,6 +10,9 @@ use half::{bf16, f16};
 
 use super::{ActTile, K_TILE, PANEL, TILE_ROWS, Tiles, WeightTile};
 
+/// Whether [`super::model`] stands in for AMX on processors without: in this crate's tests, and in whole engines built to be tested.
+const MODELLED: bool = cfg!(any(test, amx_model));
+
 /// Proof that the processor has AMX-BF16, AVX-512 F, BW, VL, DQ, VNNI, BF16 and VBMI, and F16C (all that have the first have the
 /// others) and that the kernel lets this process use it.
 #[derive(Clone, Copy, Debug)]
@@ -22,10 +25,10 @@ impl Amx {
     pub fn detect() -> Option<Self> {
         static AVAILABLE: OnceLock<Option<Amx>> = OnceLock::new();
         *AVAILABLE.get_or_init(|| {
-            if !has_vectors() || !(has_tiles() || cfg!(test)) {
+            if !has_vectors() || !(has_tiles() || MODELLED) {
                 return None;
             }
-            let fp16 = if has_tiles() { processor_has_fp16() } else { cfg!(test) };
+            let fp16 = if has_tiles() { processor_has_fp16() } else { MODELLED };
             [Self { fp16 }, Self { fp16: false }].into_iter().find(|amx| amx.computes())
         })
     }
@@ -63,7 +66,7 @@ impl Amx {
 }
 
 /// Whether scalar code ([`super::model`]) stands in for AMX, so that all that is around it is tested on machines without.
-#[cfg(test)]
+#[cfg(any(test, amx_model))]
 pub(super) fn is_modelled() -> bool {
     !has_tiles()
 }

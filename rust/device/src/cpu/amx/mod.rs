@@ -10,22 +10,21 @@
 //! ```
 //!
 //! - [`Tiles`]: the instructions, in a few small blocks of assembly. [`model`] has the same in plain Rust and stands in for them
-//!   in tests on machines without AMX.
-//! - [`scale_codes`]: the one operation on vectors of f16 that kernels around the tiles need. [`power_to_f16`]: how rows are
-//!   brought into the range of f16.
+//!   in tests on machines without AMX, those of this crate and those of an engine built with `--cfg amx_model` (`make test-amx`).
+//! - [`scale_codes`]: the one operation on vectors of f16 that kernels around the tiles need.
 //!
 //! Cost of a step of 32 rows (65,536 operations): 4 products of 16 cycles, and 4 loads of 16 lines.
 
 mod detect;
 mod f16_vectors;
-#[cfg(test)]
+#[cfg(any(test, amx_model))]
 mod model;
 #[cfg(test)]
 mod tests;
 mod tiles;
 
 pub use detect::Amx;
-pub(super) use f16_vectors::{power_to_f16, scale_codes};
+pub(super) use f16_vectors::scale_codes;
 pub(super) use tiles::Tiles;
 
 /// Rows of a tile.

@@ -3,7 +3,10 @@
 
 use std::arch::x86_64::__m512i;
 
-use half::{bf16, f16};
+use half::{
+    bf16, f16,
+    slice::{HalfBitsSliceExt, HalfFloatSliceExt},
+};
 
 use super::{ActTile, K_TILE, PANEL, TILE_ROWS, WeightTile};
 
@@ -22,15 +25,13 @@ pub(super) fn store(sums: &Sums, c: &mut [[f32; PANEL]]) {
 /// `tdpfp16ps` or `tdpbf16ps`: of each output the products of even columns are summed up, and those of odd ones; both sums are
 /// added, and the result to C.
 pub(super) fn multiply(sums: &mut Sums, fp16: bool, (a, rows): ([&ActTile; 2], usize), w: &WeightTile) {
-    let value = |bits: u16| if fp16 { f16::from_bits(bits).to_f32() } else { bf16::from_bits(bits).to_f32() };
-    // [column pair][output][2 columns].
-    let w: [[[f32; 2]; PANEL]; K_TILE / 2] = std::array::from_fn(|pair| {
-        std::array::from_fn(|n| {
-            std::array::from_fn(|i| value(w[((n / TILE_ROWS * 16 + pair) * TILE_ROWS + n % TILE_ROWS) * 2 + i]))
-        })
-    });
+    // [tile][column pair][output][2 columns], to [column pair][output][2 columns].
+    let tiles = values(fp16, w);
+    let tiles: &[[[[f32; 2]; TILE_ROWS]; K_TILE / 2]] = tiles.as_chunks().0.as_chunks().0.as_chunks().0;
+    let w: [[[f32; 2]; PANEL]; K_TILE / 2] =
+        std::array::from_fn(|pair| std::array::from_fn(|n| tiles[n / TILE_ROWS][pair][n % TILE_ROWS]));
     for (row, sums) in sums[..rows].iter_mut().enumerate() {
-        let a = a[row / TILE_ROWS].as_chunks::<K_TILE>().0[row % TILE_ROWS].map(value);
+        let a: [f32; K_TILE] = values(fp16, &a[row / TILE_ROWS].as_chunks().0[row % TILE_ROWS]);
         let mut parts = [[0.0f32; 2]; PANEL];
         for (a, w) in a.as_chunks::<2>().0.iter().zip(&w) {
             for (parts, w) in parts.iter_mut().zip(w) {
@@ -42,6 +43,17 @@ pub(super) fn multiply(sums: &mut Sums, fp16: bool, (a, rows): ([&ActTile; 2], u
             *sum += parts[0] + parts[1];
         }
     }
+}
+
+/// As f32.
+fn values<const N: usize>(fp16: bool, bits: &[u16; N]) -> [f32; N] {
+    let mut out = [0.0; N];
+    if fp16 {
+        bits.reinterpret_cast::<f16>().convert_to_f32_slice(&mut out);
+    } else {
+        bits.reinterpret_cast::<bf16>().convert_to_f32_slice(&mut out);
+    }
+    out
 }
 
 /// `vsubph`, then `vfmadd213ph`.

@@ -6,7 +6,7 @@
 use std::{arch::asm, marker::PhantomData};
 
 use super::{ActTile, Amx, PANEL, TILE_ROWS, WeightTile};
-#[cfg(test)]
+#[cfg(any(test, amx_model))]
 use super::{detect::is_modelled, model};
 
 /// Operand of `ldtilecfg` (Intel SDM): palette 1 has eight tiles of up to 16 rows of 64 bytes.
@@ -61,7 +61,7 @@ pub(in crate::cpu) struct Tiles {
     rows: usize,
     /// Keeps them on this thread.
     thread: PhantomData<*const ()>,
-    #[cfg(test)]
+    #[cfg(any(test, amx_model))]
     model: model::Sums,
 }
 
@@ -71,7 +71,7 @@ impl Tiles {
         let mut tiles = Self {
             rows: 0,
             thread: PhantomData,
-            #[cfg(test)]
+            #[cfg(any(test, amx_model))]
             model: model::ZERO,
         };
         tiles.set_rows(PANEL);
@@ -85,7 +85,7 @@ impl Tiles {
             return;
         }
         self.rows = rows;
-        #[cfg(test)]
+        #[cfg(any(test, amx_model))]
         if is_modelled() {
             return;
         }
@@ -106,7 +106,7 @@ impl Tiles {
     #[inline]
     #[allow(clippy::unused_self)] // The proof that this thread's tiles are configured.
     pub(in crate::cpu) fn zero(&mut self) {
-        #[cfg(test)]
+        #[cfg(any(test, amx_model))]
         if is_modelled() {
             self.model = model::ZERO;
             return;
@@ -124,7 +124,7 @@ impl Tiles {
     #[inline]
     pub(in crate::cpu) fn load(&mut self, c: &[[f32; PANEL]]) {
         assert!(c.len() >= self.rows);
-        #[cfg(test)]
+        #[cfg(any(test, amx_model))]
         if is_modelled() {
             return model::load(&mut self.model, &c[..self.rows]);
         }
@@ -149,7 +149,7 @@ impl Tiles {
     #[inline]
     pub(in crate::cpu) fn store(&self, c: &mut [[f32; PANEL]]) {
         assert!(c.len() >= self.rows);
-        #[cfg(test)]
+        #[cfg(any(test, amx_model))]
         if is_modelled() {
             return model::store(&self.model, &mut c[..self.rows]);
         }
@@ -172,7 +172,7 @@ impl Tiles {
     /// passes once: it comes from the second-level cache, and would push W out of the first.
     #[inline]
     pub(in crate::cpu) fn multiply(&mut self, fp16: bool, a: [&ActTile; 2], w: &WeightTile) {
-        #[cfg(test)]
+        #[cfg(any(test, amx_model))]
         if is_modelled() {
             return model::multiply(&mut self.model, fp16, (a, self.rows), w);
         }
@@ -191,7 +191,7 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        #[cfg(test)]
+        #[cfg(any(test, amx_model))]
         if is_modelled() {
             return;
         }

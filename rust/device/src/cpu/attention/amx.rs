@@ -25,8 +25,8 @@ use crate::{
     AttentionParams, KvDType, Precision,
     cpu::{
         Amx, Isa,
-        amx::{ActTile, K_TILE, PANEL, TILE_ROWS, Tiles, WeightTile, power_to_f16},
-        simd::{Avx512, Simd},
+        amx::{ActTile, K_TILE, PANEL, TILE_ROWS, Tiles, WeightTile},
+        simd::{Avx512, Simd, power_to_f16},
     },
 };
 

@@ -12,9 +12,6 @@ pub(super) const UPPER: i32 = 128;
 /// The largest code: upper parts are -127..=127, lower parts -64..=63.
 pub(super) const MAX_CODE: i32 = 127 * UPPER;
 
-/// A block is an outlier, and has a lower part, if its largest magnitude is above so many times the mean of those of its row.
-const OUTLIER_RATIO: f32 = 2.0;
-
 /// Blocks of smaller values are taken for zeros: the factor that makes codes of them may be beyond f32.
 const TINY: f32 = 1e-30;
 
@@ -57,16 +54,11 @@ impl ActBlock {
     }
 }
 
-/// The magnitude above which a block of a row is an outlier; `sum` is that of the largest magnitudes of its blocks.
-#[inline(always)]
-pub(super) fn limit(sum: f32, blocks: usize) -> f32 {
-    OUTLIER_RATIO * (sum / blocks as f32)
-}
-
-/// Quantizes a row, given what finds the largest magnitude of a block and what writes its codes and sums. A macro, for a function
-/// could not be compiled with the features of each of its callers.
+/// Quantizes a row whose blocks are outliers if their largest magnitude is above `ratio` times the mean of those of the row, given
+/// what finds the largest magnitude of a block and what writes its codes and sums. A macro, for a function could not be compiled
+/// with the features of each of its callers.
 macro_rules! quantize_blocks {
-    ($x:expr, $out:expr, $largest:ident, $quantize_block:ident) => {{
+    ($ratio:expr, $x:expr, $out:expr, $largest:ident, $quantize_block:ident) => {{
         let (blocks, _) = $x.as_chunks::<{ $crate::cpu::linear::act_block::BLOCK }>();
         let mut sum = 0.0;
         for (x, out) in blocks.iter().zip($out.iter_mut()) {
@@ -74,7 +66,8 @@ macro_rules! quantize_blocks {
             out.scale = $largest(x);
             sum += out.scale;
         }
-        let limit = $crate::cpu::linear::act_block::limit(sum, blocks.len());
+        // Of no number, which is 0 times infinity, 0.
+        let limit = ($ratio * (sum / blocks.len() as f32)).max(0.0);
         for (x, out) in blocks.iter().zip($out) {
             let inverse = out.set_scale(out.scale, limit);
             $quantize_block(x, inverse, out);

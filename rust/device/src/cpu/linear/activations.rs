@@ -44,15 +44,28 @@ fn quantize_block(x: &[f32; BLOCK], inverse: f32, out: &mut ActBlock) {
     out.set_sums([first.iter().sum(), last.iter().sum()]);
 }
 
+/// A block is an outlier if its largest magnitude is above so many times the mean of those of its row. With AMX all are: integers
+/// multiply a row or a few there, and are to differ little from the tiles that multiply more. Likeliest tokens' log probabilities,
+/// on average over 768 tokens of text, SmolLM2 and gemma-3-270m: 0.0026 and 0.0026 off those of f16 tiles; with 0.8 0.015 and
+/// 0.015, with 2 0.031 and 0.025.
+fn outlier_ratio(isa: Isa) -> f32 {
+    if isa == Isa::Amx { 0.0 } else { 2.0 }
+}
+
 /// Quantizes one row: `out` is `[row length / 32]`.
 pub(super) fn quantize_row(isa: Isa, x: &[f32], out: &mut [ActBlock]) {
+    quantize_row_above(outlier_ratio(isa), isa, x, out);
+}
+
+/// The same with another ratio.
+pub(super) fn quantize_row_above(ratio: f32, isa: Isa, x: &[f32], out: &mut [ActBlock]) {
     match isa {
         // SAFETY: the phases never pass an ISA above `Isa::detect`.
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx | Isa::Avx512 => unsafe { super::activations_avx512::quantize_row(x, out) },
+        Isa::Amx | Isa::Avx512 => unsafe { super::activations_avx512::quantize_row(ratio, x, out) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => unsafe { super::activations_avx2::quantize_row(x, out) },
-        _ => quantize_blocks!(x, out, largest, quantize_block),
+        Isa::Avx2 => unsafe { super::activations_avx2::quantize_row(ratio, x, out) },
+        _ => quantize_blocks!(ratio, x, out, largest, quantize_block),
     }
 }

@@ -12,8 +12,8 @@ const PARTS: usize = BLOCK / LANES;
 
 /// Quantizes one row: `out` is `[row length / 32]`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn quantize_row(x: &[f32], out: &mut [ActBlock]) {
-    quantize_blocks!(x, out, largest, quantize_block);
+pub(super) fn quantize_row(ratio: f32, x: &[f32], out: &mut [ActBlock]) {
+    quantize_blocks!(ratio, x, out, largest, quantize_block);
 }
 
 #[inline]

@@ -10,8 +10,8 @@ const LANES: usize = 16;
 
 /// Quantizes one row: `out` is `[row length / 32]`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-pub(super) fn quantize_row(x: &[f32], out: &mut [ActBlock]) {
-    quantize_blocks!(x, out, largest, quantize_block);
+pub(super) fn quantize_row(ratio: f32, x: &[f32], out: &mut [ActBlock]) {
+    quantize_blocks!(ratio, x, out, largest, quantize_block);
 }
 
 #[inline]

@@ -5,8 +5,9 @@ use super::{
     act_block::ActBlock,
     activations::stride,
     largest::search_bytes,
-    lm_head, packed, tiled,
-    tiles::{MIN_ROWS, WORKER_BYTES},
+    lm_head, packed,
+    tiled::PanelForm,
+    tiles::{WORKER_BYTES, min_rows},
 };
 use crate::{DType, Precision, WorkspaceShape, cpu::Isa};
 
@@ -16,7 +17,7 @@ pub fn resident_bytes(dtype: DType, [rows, cols]: [usize; 2], precision: Precisi
     let panel = match (precision, dtype) {
         (Precision::Exact, _) => None,
         (_, DType::Ggml(format)) => Some(packed::panel_bytes(format, cols)),
-        _ => tiled::panel_dtype(dtype, cols, isa).map(|dtype| tiled::panel_bytes(dtype, cols)),
+        _ => PanelForm::of(dtype, cols, isa).map(|form| form.panel_bytes(cols)),
     };
     match panel {
         Some(bytes) => rows.div_ceil(PANEL) as u64 * bytes as u64,
@@ -48,7 +49,8 @@ pub fn workspace_bytes(shape: &WorkspaceShape, isa: Isa, num_threads: usize) -> 
     let inputs = match (shape.precision, quantized) {
         (Precision::Fast | Precision::Deterministic, true) => {
             // Tiles take the others.
-            let rows = if isa == Isa::Amx { num_tokens.min(MIN_ROWS - 1) } else { num_tokens };
+            let few = min_rows().filter(|_| isa == Isa::Amx).map_or(num_tokens, |min| min - 1);
+            let rows = num_tokens.min(few);
             (rows * stride(widest) * size_of::<ActBlock>()) as u64
         }
         (Precision::Exact, true) => float_bytes((1 + usize::from(shape.gated)) * num_threads * PANEL * widest),

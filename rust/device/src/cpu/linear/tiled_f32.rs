@@ -36,6 +36,8 @@ use super::{
 };
 use crate::cpu::simd::{Simd, isa_entry, prefetch};
 
+/// Beside those of rows in the order of the file: F16 laid out as BF16 is.
+const F16_PAIRS: u8 = 3;
 /// Bytes ahead of use that weights are prefetched.
 const AHEAD: usize = 4 << 10;
 
@@ -47,6 +49,10 @@ isa_entry! {
 isa_entry! {
     /// As [`multiply_f32`], of F16.
     pub(super) fn multiply_f16 => f16s(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]])
+}
+isa_entry! {
+    /// As [`multiply_f32`], of F16 in pairs; their scale is the caller's.
+    pub(super) fn multiply_f16_pairs => f16_pairs(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]])
 }
 isa_entry! {
     /// As [`multiply_f32`], of BF16.
@@ -61,6 +67,11 @@ unsafe fn f32s<S: Simd>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
 #[inline(always)]
 unsafe fn f16s<S: Simd>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
     by_row_blocks::<S, F16>(panel, x, out);
+}
+
+#[inline(always)]
+unsafe fn f16_pairs<S: Simd>(panel: &[u8], x: &[f32], out: &mut [[f32; PANEL]]) {
+    by_row_blocks::<S, F16_PAIRS>(panel, x, out);
 }
 
 #[inline(always)]
@@ -85,7 +96,7 @@ unsafe fn by_row_blocks<S: Simd, const D: u8>(panel: &[u8], x: &[f32], out: &mut
                 }
             }
         }
-        (_, 1) if D == BF16 => block::<S, D, 1, 2, 2>(panel, x, cols, out),
+        (_, 1) if matches!(D, BF16 | F16_PAIRS) => block::<S, D, 1, 2, 2>(panel, x, cols, out),
         (_, 1) => block::<S, D, 1, 4, 1>(panel, x, cols, out),
         (_, 0) => {}
         (_, rows) if rows <= FEW => by_tiles::<S, D, FEW, false>(panel, x, cols, out),
@@ -97,7 +108,7 @@ unsafe fn by_row_blocks<S: Simd, const D: u8>(panel: &[u8], x: &[f32], out: &mut
 type Sums<S, const R: usize, const N: usize> = [[[<S as Simd>::V; 2]; N]; R];
 
 /// Outputs of `R` rows of `x`, `N` vectors at a time; of one k tile those of `PARTS` times as many, one after the other, so that
-/// the tiles of a BF16 panel are read in the order in which they lie.
+/// the tiles of a panel of pairs are read in the order in which they lie.
 #[inline(always)]
 unsafe fn block<S: Simd, const D: u8, const R: usize, const N: usize, const PARTS: usize>(
     panel: &[u8],
@@ -296,8 +307,9 @@ unsafe fn columns<S: Simd, const D: u8>(tile: *const u8, pair: usize, row: usize
         prefetch(p.wrapping_add(AHEAD));
         p
     };
-    if D == BF16 {
-        return S::load_bf16_pairs(line((row / TILE * TILE + pair) * K_TILE + row % TILE * 2).cast());
+    if matches!(D, BF16 | F16_PAIRS) {
+        let pairs = line((row / TILE * TILE + pair) * K_TILE + row % TILE * 2).cast();
+        return if D == BF16 { S::load_bf16_pairs(pairs) } else { S::load_f16_pairs(pairs) };
     }
     let (even, odd) = (line(2 * pair * PANEL + row), line((2 * pair + 1) * PANEL + row));
     if D == F16 { (S::load_f16(even.cast()), S::load_f16(odd.cast())) } else { (S::load(even.cast()), S::load(odd.cast())) }

@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)]
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::{F16_TO_F32, Simd};
 
 /// AVX2, FMA and F16C.
 pub(crate) struct Avx2;
@@ -38,6 +38,16 @@ impl Simd for Avx2 {
         let pairs = _mm256_loadu_si256(p.cast());
         let odd = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32));
         (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)), _mm256_castsi256_ps(odd))
+    }
+    #[inline(always)]
+    unsafe fn load_f16_pairs(p: *const u16) -> (__m256, __m256) {
+        // From the upper half of a lane: the sign stays, exponent and fraction go to where those of binary32 are.
+        let widen = |high: __m256i| {
+            let moved = _mm256_and_si256(_mm256_srai_epi32::<3>(high), _mm256_set1_epi32(0x8fff_e000_u32 as i32));
+            _mm256_mul_ps(_mm256_castsi256_ps(moved), _mm256_set1_ps(F16_TO_F32))
+        };
+        let pairs = _mm256_loadu_si256(p.cast());
+        (widen(_mm256_slli_epi32::<16>(pairs)), widen(pairs))
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> __m256 {

@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports)]
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::{F16_TO_F32, Simd};
 
 /// AVX-512 F, BW, VL and DQ, and BF16 if so.
 pub(crate) struct Avx512<const BF16: bool = false>;
@@ -38,6 +38,16 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         let pairs = _mm512_loadu_si512(p.cast());
         let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000_u32 as i32));
         (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(odd))
+    }
+    #[inline(always)]
+    unsafe fn load_f16_pairs(p: *const u16) -> (__m512, __m512) {
+        // From the upper half of a lane: the sign stays, exponent and fraction go to where those of binary32 are.
+        let widen = |high: __m512i| {
+            let moved = _mm512_and_si512(_mm512_srai_epi32::<3>(high), _mm512_set1_epi32(0x8fff_e000_u32 as i32));
+            _mm512_mul_ps(_mm512_castsi512_ps(moved), _mm512_set1_ps(F16_TO_F32))
+        };
+        let pairs = _mm512_loadu_si512(p.cast());
+        (widen(_mm512_slli_epi32::<16>(pairs)), widen(pairs))
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> __m512 {

@@ -19,6 +19,23 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 pub(crate) use scalar::Scalar;
 
+/// The exponent that [`power_to_f16`] gives the largest magnitude.
+const LARGEST_EXPONENT: u32 = 13;
+
+/// The power of two that brings the largest of some magnitudes, given its bits, to 2^13..2^14; 1 where it is not finite. The
+/// product of two such f16 is far from the ends of f32, and what is 2^27 times smaller than the largest is still a normal f16.
+pub(crate) fn power_to_f16(largest: u32) -> f32 {
+    match largest >> 23 {
+        255 => 1.0,
+        exponent => f32::from_bits((127 + 127 + LARGEST_EXPONENT - exponent).min(254) << 23),
+    }
+}
+
+/// What makes an f32 of an f16 whose sign, exponent and fraction were moved to where those of an f32 are: the difference of the
+/// exponents' biases.
+#[cfg(target_arch = "x86_64")]
+const F16_TO_F32: f32 = f32::from_bits((127 + 127 - 15) << 23);
+
 /// An ISA's vector.
 ///
 /// # Safety
@@ -39,6 +56,8 @@ pub(crate) trait Simd {
     unsafe fn load_bf16(p: *const u16) -> Self::V;
     /// The even and the odd of `2 * LANES` elements.
     unsafe fn load_bf16_pairs(p: *const u16) -> (Self::V, Self::V);
+    /// The even and the odd of `2 * LANES` numbers; infinities and NaN become numbers.
+    unsafe fn load_f16_pairs(p: *const u16) -> (Self::V, Self::V);
     unsafe fn load_i8(p: *const i8) -> Self::V;
     /// The 1/256th of e4m3 values: as such they are binary16 values, which every ISA widens. Anything for the codes of NaN.
     unsafe fn load_e4m3(p: *const u8) -> Self::V;
@@ -270,15 +289,17 @@ mod tests {
     }
 
     #[inline(always)]
-    unsafe fn widen<S: Simd>(bits: &[u16], half: &mut [f32], brain: &mut [f32], pairs: &mut [Vec<f32>; 2]) {
+    unsafe fn widen<S: Simd>(bits: &[u16], half: &mut [f32], brain: &mut [f32], pairs: &mut [[Vec<f32>; 2]; 2]) {
         for i in (0..bits.len()).step_by(S::LANES) {
             S::store(half.as_mut_ptr().add(i), S::load_f16(bits.as_ptr().add(i)));
             S::store(brain.as_mut_ptr().add(i), S::load_bf16(bits.as_ptr().add(i)));
         }
         for i in (0..bits.len() / 2).step_by(S::LANES) {
-            let (even, odd) = S::load_bf16_pairs(bits.as_ptr().add(2 * i));
-            S::store(pairs[0].as_mut_ptr().add(i), even);
-            S::store(pairs[1].as_mut_ptr().add(i), odd);
+            let bits = bits.as_ptr().add(2 * i);
+            for ([evens, odds], (even, odd)) in pairs.iter_mut().zip([S::load_bf16_pairs(bits), S::load_f16_pairs(bits)]) {
+                S::store(evens.as_mut_ptr().add(i), even);
+                S::store(odds.as_mut_ptr().add(i), odd);
+            }
         }
     }
     #[inline(always)]
@@ -290,7 +311,7 @@ mod tests {
     }
     isa_entry! { fn widen_codes_isa => widen_codes(codes: &[u8], integers: &mut [f32], floats: &mut [f32]) }
 
-    isa_entry! { fn widen_isa => widen(bits: &[u16], half: &mut [f32], brain: &mut [f32], pairs: &mut [Vec<f32>; 2]) }
+    isa_entry! { fn widen_isa => widen(bits: &[u16], half: &mut [f32], brain: &mut [f32], pairs: &mut [[Vec<f32>; 2]; 2]) }
 
     #[test]
     fn every_one_byte_code_widens_exactly() {
@@ -311,14 +332,15 @@ mod tests {
         let bits: Vec<u16> = (0..=u16::MAX).collect();
         for isa in isas() {
             let (mut h, mut b) = (vec![0.0; bits.len()], vec![0.0; bits.len()]);
-            let mut pairs = [(); 2].map(|()| vec![0.0; bits.len() / 2]);
+            let mut pairs = [(); 2].map(|()| [(); 2].map(|()| vec![0.0; bits.len() / 2]));
             // SAFETY: this machine has `isa`; the slices have one length, a multiple of 32, or half of it.
             unsafe { widen_isa(isa, &bits, &mut h, &mut b, &mut pairs) };
             for (i, &x) in bits.iter().enumerate() {
                 let (half, brain) = (half::f16::from_bits(x).to_f32(), half::bf16::from_bits(x).to_f32());
                 assert!(h[i] == half || h[i].is_nan() && half.is_nan(), "{isa:?} f16 {x:#x}");
                 assert!(b[i] == brain || b[i].is_nan() && brain.is_nan(), "{isa:?} bf16 {x:#x}");
-                let paired = pairs[i % 2][i / 2];
+                let [paired, paired_half] = [0, 1].map(|of: usize| pairs[of][i % 2][i / 2]);
+                assert!(paired_half == half || !half.is_finite(), "{isa:?} f16 {x:#x} of a pair: {paired_half}");
                 assert!(paired == brain || paired.is_nan() && brain.is_nan(), "{isa:?} bf16 {x:#x} of a pair");
             }
         }

@@ -47,6 +47,11 @@ impl Simd for Scalar {
         (pairs.map(|[even, _]| f32::from_bits(u32::from(even) << 16)), pairs.map(|[_, odd]| f32::from_bits(u32::from(odd) << 16)))
     }
     #[inline(always)]
+    unsafe fn load_f16_pairs(p: *const u16) -> (V, V) {
+        let pairs = p.cast::<[[u16; 2]; LANES]>().read_unaligned();
+        (pairs.map(|[even, _]| f16::from_bits(even).to_f32()), pairs.map(|[_, odd]| f16::from_bits(odd).to_f32()))
+    }
+    #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> V {
         p.cast::<[i8; LANES]>().read_unaligned().map(f32::from)
     }

@@ -8,7 +8,7 @@ mod scales;
 
 use half::f16;
 
-use super::{act_block::BLOCK, *};
+use super::{act_block::BLOCK, tiled::PanelForm, *};
 use crate::{DType, GgmlType, Norm, NormKind, Projection, Tensor, mmap::Bytes, quant::dequantize_row};
 
 fn isas() -> Vec<Isa> {
@@ -105,7 +105,8 @@ pub(super) fn dequantize(weight: &WeightView) -> Vec<f32> {
 }
 
 /// What a linear layer with activations as integers sees of `x`, `[rows, cols]`, written plainly.
-fn through_integers(x: &[f32], cols: usize) -> Vec<f32> {
+fn through_integers(isa: Isa, x: &[f32], cols: usize) -> Vec<f32> {
+    let ratio = if isa == Isa::Amx { 0.0 } else { 2.0 };
     let largest = |block: &[f32]| block.iter().fold(0f32, |m, v| m.max(v.abs()));
     let row = |x: &[f32]| {
         let mean = x.chunks(BLOCK).map(largest).sum::<f32>() / (cols / BLOCK) as f32;
@@ -113,7 +114,7 @@ fn through_integers(x: &[f32], cols: usize) -> Vec<f32> {
             let max = largest(x);
             let code = |v: &f32| (v * if max > 0.0 { 16256.0 / max } else { 0.0 }).round_ties_even();
             let coarse = |code: f32| ((code + 64.0) / 128.0).floor() * 128.0;
-            x.iter().map(|v| max / 16256.0 * if max > 2.0 * mean { code(v) } else { coarse(code(v)) }).collect::<Vec<_>>()
+            x.iter().map(|v| max / 16256.0 * if max > ratio * mean { code(v) } else { coarse(code(v)) }).collect::<Vec<_>>()
         };
         x.chunks(BLOCK).flat_map(block).collect::<Vec<_>>()
     };
@@ -161,10 +162,38 @@ pub(super) fn through_bf16(x: &[f32]) -> Vec<f32> {
 
 /// Whether a fast weight of `k` columns and its activations are rounded to bf16.
 fn in_bf16(isa: Isa, dtype: DType, k: usize) -> bool {
-    isa.multiplies_bf16() && tiled::panel_dtype(dtype, k, isa).is_some()
+    isa.multiplies_bf16() && PanelForm::of(dtype, k, isa) == Some(PanelForm::Bf16Pairs)
 }
 
-/// Whether fast packed weights are multiplied by tiles, which see activations as they are.
+/// Whether fast weights are multiplied by tiles of f16, or packed ones by tiles of bf16, where there are only those.
 fn in_tiles(isa: Isa, rows: usize, dtype: DType) -> bool {
-    isa == Isa::Amx && rows >= tiles::MIN_ROWS && matches!(dtype, DType::Ggml(_))
+    isa == Isa::Amx
+        && tiles::min_rows().is_some_and(|min| rows >= min)
+        && (matches!(dtype, DType::Ggml(_)) || isa.multiplies_f16())
+}
+
+/// Rounding of f32 sums, relative to their magnitude.
+const ROUNDING: f64 = 2e-6;
+/// The largest errors of f16 tiles, likewise.
+const F16_ROUNDING: f64 = 2e-3;
+/// Of weights in f16 that were f32.
+const F16_WEIGHT_ROUNDING: f64 = 2.5e-4;
+
+/// How far a fast product may be from what its kernels see.
+fn rounding(isa: Isa, rows: usize, dtype: DType) -> f64 {
+    match dtype {
+        _ if in_tiles(isa, rows, dtype) => F16_ROUNDING,
+        DType::F32 if isa.multiplies_f16() => F16_WEIGHT_ROUNDING,
+        _ => ROUNDING,
+    }
+}
+
+/// Values as f16, each `chunk` of them scaled by a power of two.
+pub(super) fn through_f16(values: &[f32], chunk: usize) -> Vec<f32> {
+    let chunks = values.chunks(chunk).flat_map(|values| {
+        let largest = values.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let unit = if largest > 0.0 { 2f32.powf(13.0 - largest.log2().floor()) } else { 1.0 };
+        values.iter().map(move |v| half::f16::from_f32(v * unit).to_f32() / unit)
+    });
+    chunks.collect()
 }

@@ -9,7 +9,10 @@ use super::super::{
 };
 use crate::{
     DeviceError,
-    cpu::amx::{ActTile, Amx, K_TILE, TILE_ROWS, power_to_f16},
+    cpu::{
+        amx::{ActTile, Amx, K_TILE, TILE_ROWS},
+        simd::power_to_f16,
+    },
     mmap::Pages,
 };
 
@@ -21,6 +24,8 @@ const MIN_PARALLEL: usize = 1 << 12;
 pub(super) enum Form {
     /// bf16, columns in order, for float weights.
     Bf16,
+    /// f16, columns in order, for float weights, each row scaled by a power of two.
+    F16,
     /// bf16, columns 0 2 1 3 of every four, for packed weights.
     Bf16Quads,
     /// f16, likewise, each row scaled by a power of two.
@@ -79,7 +84,8 @@ impl ActTiles {
                     *factor = match form {
                         Form::Bf16 => bf16_row::<false>(x, line),
                         Form::Bf16Quads => bf16_row::<true>(x, line),
-                        Form::F16Quads => f16_row(x, line),
+                        Form::F16 => f16_row::<false>(x, line),
+                        Form::F16Quads => f16_row::<true>(x, line),
                     };
                 }
             }
@@ -134,7 +140,7 @@ fn bf16_row<'a, const QUADS: bool>(x: &[f32], line: impl Fn(usize) -> &'a mut [u
 /// Scales a row by a power of two and rounds it to f16, likewise; returns what undoes the scaling.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-fn f16_row<'a>(x: &[f32], line: impl Fn(usize) -> &'a mut [u16; K_TILE]) -> f32 {
+fn f16_row<'a, const QUADS: bool>(x: &[f32], line: impl Fn(usize) -> &'a mut [u16; K_TILE]) -> f32 {
     let (lines, _) = x.as_chunks::<K_TILE>();
     let magnitude = _mm512_set1_epi32(0x7fff_ffff);
     // As integers: infinities are larger than all numbers, and NaN than those.
@@ -145,7 +151,10 @@ fn f16_row<'a>(x: &[f32], line: impl Fn(usize) -> &'a mut [u16; K_TILE]) -> f32 
     let up = power_to_f16(_mm512_reduce_max_epu32(largest));
     let splat = _mm512_set1_ps(up);
     for (t, x) in lines.iter().enumerate() {
-        let [low, high] = halves(x).map(|v| _mm512_cvtps_ph::<0>(quads(_mm512_mul_ps(v, splat))));
+        let [low, high] = halves(x).map(|v| {
+            let scaled = _mm512_mul_ps(v, splat);
+            _mm512_cvtps_ph::<0>(if QUADS { quads(scaled) } else { scaled })
+        });
         let rounded = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
         // SAFETY: a line is 64 bytes.
         unsafe { _mm512_storeu_si512(line(t).as_mut_ptr().cast(), rounded) }

@@ -66,8 +66,8 @@ pub(super) trait PanelWork: Sync {
 /// The weights of a panel.
 #[derive(Clone, Copy)]
 pub(super) enum Weights<'a> {
-    /// bf16 as tiles take them, `[k tiles]`.
-    Tiles(&'a [WeightTile]),
+    /// As tiles take them, `[k tiles]`: f16 times `unit`, or bf16 where there is none.
+    Tiles { tiles: &'a [WeightTile], unit: Option<f32> },
     /// Packed, and what makes k tiles of them.
     Packed { planes: [&'a [u8]; 2], lookup: &'a Lookup, dequantize: Dequantize },
 }
@@ -79,7 +79,7 @@ pub(super) struct Operands<'a> {
     /// Rows, and k tiles.
     pub rows: usize,
     pub k_tiles: usize,
-    /// For [`Weights::Tiles`].
+    /// For [`Weights::Tiles`]; all of a phase are of one type.
     pub floats: &'a ActTiles,
     /// For [`Weights::Packed`].
     pub quads: &'a ActTiles,
@@ -193,9 +193,13 @@ impl Product<'_> {
             Weights::Packed { .. } if self.rows.len() <= RING_ROWS => self.through_ring(c),
             _ => self.in_parts(c),
         }
-        if let Weights::Packed { .. } = self.panel {
+        let (acts, unit) = match self.panel {
+            Weights::Packed { .. } => (self.operands.quads, Some(UNIT)),
+            Weights::Tiles { unit, .. } => (self.operands.floats, unit),
+        };
+        if let Some(unit) = unit {
             for (r, c) in self.rows.clone().zip(c) {
-                let factor = self.operands.quads.factor(r) / UNIT;
+                let factor = acts.factor(r) / unit;
                 for c in c {
                     *c *= factor;
                 }
@@ -255,7 +259,7 @@ impl Product<'_> {
     #[inline]
     fn step(&mut self, block: usize, t: usize, slot: usize) {
         let (fp16, acts, weights) = match self.panel {
-            Weights::Tiles(tiles) => (false, self.operands.floats, &tiles[t]),
+            Weights::Tiles { tiles, unit } => (unit.is_some(), self.operands.floats, &tiles[t]),
             Weights::Packed { .. } => (self.operands.amx.has_fp16(), self.operands.quads, &self.buffer.as_chunks().0[slot]),
         };
         let (group, end) = (block / TILE_ROWS, self.rows.end.div_ceil(TILE_ROWS));

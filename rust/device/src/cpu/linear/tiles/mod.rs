@@ -7,9 +7,9 @@
 //!                                                            products                  gemm
 //! ```
 //!
-//! Packed weights are multiplied as f16, where the processor has AMX-FP16, else as bf16; float weights as bf16. A row has the
-//! same bits for any number of rows, any groups and any number of threads. They are other ones than those of the kernels of few
-//! rows, which round activations otherwise or add in another order.
+//! Weights are multiplied as f16, where the processor has AMX-FP16, else as bf16. A row has the same bits for any number of rows,
+//! any groups and any number of threads. They are other ones than those of the kernels of few rows, which round activations
+//! otherwise or add in another order.
 //!
 //! Error of outputs over their root mean square, packed weights of random numbers (`tests.rs` holds them to it): f16 3e-4, bf16
 //! 2.4e-3; activations in 8 bits have 5e-3.
@@ -39,8 +39,10 @@ use crate::{
     cpu::{Amx, Isa, amx::K_TILE},
 };
 
-/// From this number of rows on, tiles are faster than the kernels of few rows.
-pub(super) const MIN_ROWS: usize = 5;
+/// From this number of rows on, tiles are faster than the kernels of few rows, which are as precise; `None` without AMX.
+pub(super) fn min_rows() -> Option<usize> {
+    Amx::detect().map(|amx| if amx.has_fp16() { 3 } else { 5 })
+}
 
 /// Buffers.
 pub(super) struct TileScratch {
@@ -71,7 +73,7 @@ impl CpuLinear {
     /// Whether tiles are to multiply `rows` rows by this weight.
     pub(super) fn is_for_tiles(&self, rows: usize) -> bool {
         let rows = match self.precision {
-            Precision::Fast => rows >= MIN_ROWS,
+            Precision::Fast => min_rows().is_some_and(|min| rows >= min),
             Precision::Deterministic => rows > 0,
             Precision::Exact => false,
         };
@@ -88,7 +90,7 @@ impl CpuLinear {
     fn tile_weights(&self, p: usize, amx: Amx) -> Weights<'_> {
         let fp16 = amx.has_fp16();
         match &self.weight {
-            Weight::Tiled(tiled) => Weights::Tiles(tiled.tiles(p)),
+            Weight::Tiled(tiled) => Weights::Tiles { tiles: tiled.tiles(p), unit: tiled.unit(p) },
             Weight::Packed(packed) => {
                 let (panel, lookup, layout) = packed.panel(p);
                 Weights::Packed { planes: [panel, &[]], lookup, dequantize: dequantize::kernel(layout, fp16) }
@@ -127,13 +129,15 @@ impl<'a> TilePhase<'a> {
         norm: Option<&Norm>,
         weights: impl Iterator<Item = &'a CpuLinear>,
     ) -> Option<Self> {
-        let (mut any_float, mut any_packed) = (false, false);
+        let (mut float_form, mut any_packed) = (None, false);
         for weight in weights {
             if !weight.is_for_tiles(x.rows()) {
                 return None;
             }
-            any_float |= !weight.is_packed();
-            any_packed |= weight.is_packed();
+            match &weight.weight {
+                Weight::Tiled(tiled) => float_form = Some(if tiled.unit(0).is_some() { Form::F16 } else { Form::Bf16 }),
+                _ => any_packed = true,
+            }
         }
         let threads = context.pool.num_threads();
         if scratch.as_ref().is_none_or(|s| s.workspace.num_threads() < threads) {
@@ -145,8 +149,8 @@ impl<'a> TilePhase<'a> {
             None => out.copy_from_slice(x.row(m)),
         };
         let shape = [x.rows(), x.cols()];
-        if any_float {
-            floats.pack((amx, Form::Bf16), context, lines, shape, &row).ok()?;
+        if let Some(form) = float_form {
+            floats.pack((amx, form), context, lines, shape, &row).ok()?;
         }
         if any_packed {
             let form = if amx.has_fp16() { Form::F16Quads } else { Form::Bf16Quads };

@@ -7,7 +7,8 @@ use super::{
     super::{
         PANEL,
         out::SharedOut,
-        tests::{Random, dequantize, linear, options, oracle_of, project, through_bf16},
+        tests::{Random, dequantize, linear, options, oracle_of, project, through_bf16, through_f16},
+        tiled::{PanelForm, Tiled},
     },
     gemm::Groups,
     *,
@@ -27,6 +28,15 @@ fn all_amx() -> Vec<Amx> {
 
 fn deterministic(weight: &WeightView, pool: &ThreadPool) -> Linear {
     linear(weight, Precision::Deterministic, Isa::Amx, pool)
+}
+
+/// A float weight in the form that a processor with `amx` gives it.
+fn tiled(amx: Amx, view: &WeightView, pool: &ThreadPool) -> Linear {
+    let mut linear = CpuLinear::new(view, &options(Precision::Deterministic, None), Isa::Amx, pool).expect("a linear layer");
+    let form = if amx.has_fp16() { PanelForm::F16Pairs } else { PanelForm::Bf16Pairs };
+    let tiled = Tiled::in_form(form, view, Isa::Amx, pool).expect("memory");
+    linear.weight = Weight::Tiled(tiled.expect("numbers"));
+    linear.into()
 }
 
 /// `x @ weight^T` by tiles.
@@ -133,15 +143,16 @@ fn errors_are_those_of_the_types_of_tiles() {
 
 #[test]
 fn float_weights_are_the_oracle_on_rounded_operands() {
-    let Some(amx) = Amx::detect() else { return };
     let pool = ThreadPool::new(3).unwrap();
     let mut scratch = None;
-    for (m, n, k) in [(1, 1, 32), (5, 31, 64), (40, 33, 512), (17, 70, 640), (37, 100, 672), (65, 65, 2080), (33, 257, 96)] {
+    let sizes = [(1, 1, 32), (5, 31, 64), (40, 33, 512), (17, 70, 640), (37, 100, 672), (65, 65, 2080), (33, 257, 96)];
+    for (amx, (m, n, k)) in all_amx().into_iter().flat_map(|amx| sizes.map(|size| (amx, size))) {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let mut random = Random::new(m as u64);
             let (view, x) = (random.weight(dtype, n, k), random.tensor(m, k));
-            let (expected, bounds) = oracle_of(&through_bf16(x.as_slice()), k, &through_bf16(&dequantize(&view)));
-            let got = product(amx, &pool, &mut scratch, &x, &deterministic(&view, &pool));
+            let through = |values: &[f32], chunk| if amx.has_fp16() { through_f16(values, chunk) } else { through_bf16(values) };
+            let (expected, bounds) = oracle_of(&through(x.as_slice(), k), k, &through(&dequantize(&view), PANEL * k));
+            let got = product(amx, &pool, &mut scratch, &x, &tiled(amx, &view, &pool));
             for (i, got) in got.iter().enumerate() {
                 let error = (f64::from(*got) - expected[i]).abs();
                 assert!(error <= 1e-6 * bounds[i], "{dtype} {m} {n} {k}, output {i}: {error:e} off {}", expected[i]);
@@ -162,7 +173,7 @@ fn a_row_has_the_same_bits_in_any_number_of_rows_and_on_any_number_of_threads() 
         ] {
             let (mut random, n) = (Random::new(7), 40);
             let (view, x) = (random.weight(dtype, n, k), random.tensor(600, k));
-            let weight = deterministic(&view, &pools[0]);
+            let weight = if dtype == DType::BF16 { tiled(amx, &view, &pools[0]) } else { deterministic(&view, &pools[0]) };
             let mut scratch = None;
             let all: Vec<u32> = product(amx, &pools[0], &mut scratch, &x, &weight).into_iter().map(f32::to_bits).collect();
             // Cut within tiles and at them, with the ring and in parts, one group and several.
@@ -198,10 +209,11 @@ fn groups_have_every_row_once_and_no_more_than_buffers_hold() {
 #[test]
 fn rows_far_from_one_are_as_precise_as_others() {
     let pool = ThreadPool::new(1).unwrap();
-    for amx in all_amx() {
+    for (amx, dtype) in all_amx().into_iter().flat_map(|amx| [DType::Ggml(GgmlType::Q8_0), DType::F32].map(|dtype| (amx, dtype)))
+    {
         let mut random = Random::new(9);
-        let (view, x) = (random.weight(DType::Ggml(GgmlType::Q8_0), 32, 256), random.tensor(1, 256));
-        let weight = deterministic(&view, &pool);
+        let (view, x) = (random.weight(dtype, 32, 256), random.tensor(1, 256));
+        let weight = if dtype == DType::F32 { tiled(amx, &view, &pool) } else { deterministic(&view, &pool) };
         let one = product(amx, &pool, &mut None, &x, &weight);
         for exponent in [-90, -40, 40, 90] {
             let (scale, mut scaled) = (2f32.powi(exponent), part(&x, 0, 1));
