@@ -1,5 +1,5 @@
-//! How fast this machine reads memory: the roof of decoding, which streams every weight once a token. And how fast it multiplies by
-//! tiles, the roof of prompts where there is AMX.
+//! How fast this machine reads memory, the roof of decoding, which streams every weight once a token; and how fast it multiplies
+//! by tiles, the roof of prompts where there is AMX.
 
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::wildcard_imports)]

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 
 use super::{ActTile, K_TILE, PANEL, TILE_ROWS, Tiles, WeightTile};
 
-/// Whether [`super::model`] stands in for AMX on processors without: in this crate's tests, and in whole engines built to be tested.
+/// Whether [`super::model`] stands in for AMX on processors without: in this crate's tests, and in engines built to be tested.
 const MODELLED: bool = cfg!(any(test, amx_model));
 
 /// Proof that the processor has AMX-BF16, AVX-512 F, BW, VL, DQ, VNNI, BF16 and VBMI, and F16C (all that have the first have the

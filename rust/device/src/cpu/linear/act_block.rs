@@ -54,9 +54,9 @@ impl ActBlock {
     }
 }
 
-/// Quantizes a row whose blocks are outliers if their largest magnitude is above `ratio` times the mean of those of the row, given
-/// what finds the largest magnitude of a block and what writes its codes and sums. A macro, for a function could not be compiled
-/// with the features of each of its callers.
+/// Quantizes a row whose blocks are outliers if their largest magnitude is above `ratio` times the mean of those of the row,
+/// given what finds the largest magnitude of a block and what writes its codes and sums. A macro, for a function could not be
+/// compiled with the features of each of its callers.
 macro_rules! quantize_blocks {
     ($ratio:expr, $x:expr, $out:expr, $largest:ident, $quantize_block:ident) => {{
         let (blocks, _) = $x.as_chunks::<{ $crate::cpu::linear::act_block::BLOCK }>();

@@ -45,9 +45,9 @@ fn quantize_block(x: &[f32; BLOCK], inverse: f32, out: &mut ActBlock) {
 }
 
 /// A block is an outlier if its largest magnitude is above so many times the mean of those of its row. With AMX all are: integers
-/// multiply a row or a few there, and are to differ little from the tiles that multiply more. Likeliest tokens' log probabilities,
-/// on average over 768 tokens of text, SmolLM2 and gemma-3-270m: 0.0026 and 0.0026 off those of f16 tiles; with 0.8 0.015 and
-/// 0.015, with 2 0.031 and 0.025.
+/// multiply a row or a few there, and are to differ little from the tiles that multiply more. The log probabilities of 768
+/// tokens of text, SmolLM2's and gemma-3-270m's, are 0.0026 and 0.0026 off those by f16 tiles on average; with a ratio of 0.8
+/// they were 0.015 and 0.015 off, with 2 0.031 and 0.025.
 fn outlier_ratio(isa: Isa) -> f32 {
     if isa == Isa::Amx { 0.0 } else { 2.0 }
 }
