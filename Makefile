@@ -120,15 +120,16 @@ MODEL_CASES ?= 10
 test-random-models: $(MODELS_ENV)/package ## MODEL_CASES= (ten) random models, adapters and quantized checkpoints of each family by SEED=, against Transformers, PEFT and sentence-transformers
 	$(MODELS_ENV)/bin/python tests/random_models --cases $(MODEL_CASES) --seed $(SEED)
 
-# The sanitizer's runtime comes with the toolchain; only its flag is not stable.
 AMX_MODEL := RUSTFLAGS='--cfg amx_model' CARGO_TARGET_DIR=target/amx
 
 .PHONY: test-amx
 test-amx: $(AMX)/package $(AMX)/model ## golden models, exactness and perplexities with plain code in the place of AMX, which a machine need not have: ten minutes
+	$(AMX)/bin/python -c 'from mistral_paged import _core; assert "amx" in _core.survey()["cpu_tiers"], "the model needs AVX-512 with BF16"'
 	$(AMX_MODEL) cargo test --release --locked --package mistral-paged-engine --test golden_models --test lora -- --skip cuda
 	$(AMX)/bin/python -m pytest tests/test_exactness.py tests/test_adapters.py tests/test_cache_types.py
 	$(AMX)/bin/python -m pytest tests/test_real_models.py -k amx
 
+# The sanitizer's runtime comes with the toolchain; only its flag is not stable.
 .PHONY: test-asan
 test-asan: ## the tests of the crate that has all the unsafe code, under AddressSanitizer
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --locked --package mistral-paged-device \

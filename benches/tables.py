@@ -72,10 +72,9 @@ def stream_lines(records: Records) -> list[str]:
             speeds = [spread(values), giga(reads), "" if roof is None else f"{roof:.1f}", percent(run.share(reads))]
             cells = [str(run.model["name"]), *speeds]
             prefill = run.of("prefill")
+            flop, tiles = run.prefill_flop_per_second(), run.at("tiles")
+            share = None if flop is None or tiles is None else flop / 1e12 / tiles
             for tokens, found in prefill.items():
-                flop = run.prefill_flop_per_second()
-                tiles = run.at("tiles")
-                share = None if flop is None or tiles is None else flop / 1e12 / tiles
                 cells += [f"{tokens:,}", spread(found), "" if flop is None else f"{flop / 1e12:.2f}", percent(share)]
             rows.append(cells + [""] * (0 if prefill else 4))
     header = [

@@ -76,8 +76,9 @@ class Handler(socketserver.StreamRequestHandler):
 
     def end(self) -> None:
         with self.server.lock:
-            self.server.running -= self.is_running
-        self.is_running = False
+            if self.is_running:
+                self.server.running -= 1
+            self.is_running = False
 
 
 @contextmanager

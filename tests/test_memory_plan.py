@@ -62,7 +62,7 @@ def measure(path: Path, tokens: int) -> dict[str, int]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("model", ["smollm2_path", "gemma3_path"])
 def test_resident_memory_is_what_was_planned(model: str, request: pytest.FixtureRequest) -> None:
-    # A thread that others left no work writes to none of its buffers: the largest of three.
+    # A thread that others left no work writes to none of its buffers: one of three must come to it.
     all_figures = []
     for _ in range(3):
         figures = measure(request.getfixturevalue(model), 2048)

@@ -42,7 +42,7 @@ def gemma3(gemma3_path: Path) -> Runner:
 
 
 # By tiles of 16-bit floats, and where few rows are multiplied, by activations of 15 bits.
-PRECISE = {"amx": (0.002, 0.995)}
+PRECISE = {"amx": (0.005, 0.985)}
 
 
 def check_perplexity(runner: Runner, name: str, isa: str, count: int) -> list[float]:
@@ -68,7 +68,7 @@ def check_few_rows(path: Path, name: str, isa: str, of_many: list[float]) -> Non
     runner = Runner(which=Which.GGUF(str(path)), pa_gpu_mem=256, cpu_tier=isa, max_num_batched_tokens=2)
     of_few = check_perplexity(runner, name, isa, len(of_many) + 1)
     differences = [abs(few - many) for few, many in zip(of_few, of_many, strict=True)]
-    assert 0 < sum(differences) / len(differences) < 0.006
+    assert 0 < sum(differences) / len(differences) < 0.02
 
 
 def check_tokens(runner: Runner, name: str) -> None:

@@ -29,7 +29,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = ThreadPool::new(threads).expect("a thread pool");
     println!("TFLOP/s, {threads} threads\n{:<26}{}", "", ROWS.map(|m| format!("{:>7}", format!("M={m}"))).concat());
     let formats = [GgmlType::Q4_1, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::Q6K].map(DType::Ggml);
-    for dtype in [DType::BF16, DType::F16].into_iter().chain(formats).filter(|d| only.as_ref().is_none_or(|o| *o == d.to_string())) {
+    for dtype in
+        [DType::BF16, DType::F16].into_iter().chain(formats).filter(|d| only.as_ref().is_none_or(|o| *o == d.to_string()))
+    {
         for (k, n) in [(576, 1536), (1536, 576), (2048, 8192)] {
             let Some(row_bytes) = dtype.row_bytes(k) else { continue };
             let weight = WeightView::new(dtype, n, k, Bytes::from_vec(vec![0x31; n * row_bytes]))?;

@@ -16,9 +16,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = arguments.collect::<Result<Vec<_>, _>>()?.into_iter();
     let threads = arguments.next().filter(|threads| *threads > 0).unwrap_or_else(device::num_physical_cores);
     let (pool, isa) = (ThreadPool::new(threads)?, Isa::detect());
+    let tiles = tile_flops(&pool).map_or("null".to_owned(), |flops| format!("{:.3}", flops / 1e12));
     for bytes in std::iter::once(beyond_caches()).chain(arguments) {
         let measured = read_bandwidth(&pool, isa, bytes)?;
-        let tiles = tile_flops(&pool).map_or("null".to_owned(), |flops| format!("{:.3}", flops / 1e12));
         println!(
             r#"{{"gb_per_s": {:.2}, "best_gb_per_s": {:.2}, "tile_tflop_per_s": {tiles}, "threads": {}, "buffer_bytes": {bytes}, "tier": "{}"}}"#,
             measured.median / 1e9,

@@ -22,7 +22,8 @@ pub enum Precision {
     /// Float weights and activations; every output is summed over K in one fixed order whatever the batch, chunk or split.
     Exact,
     /// The fastest: activations as integers with a scale for 32 on quantized weights; on float weights as f32, or both as bf16
-    /// where the processor multiplies those faster. With AMX many rows as f16 or bf16, which gives other bits than few.
+    /// where the processor multiplies those faster; with AMX-FP16 float weights are f16. With AMX many rows as f16 or bf16, which
+    /// gives other bits than few.
     Fast,
     /// As fast, where a row keeps its bits whatever the number of rows: with AMX few rows are multiplied as many are.
     Deterministic,

@@ -45,8 +45,8 @@ impl Isa {
         Self::Scalar
     }
 
-    /// Whether this machine multiplies bf16 faster than f32 in this ISA, which decides the form of float weights: by AMX, or as
-    /// [`Self::dots_bf16`] says.
+    /// Whether this machine multiplies bf16 faster than f32 in this ISA, which decides the form of float weights unless
+    /// [`Self::multiplies_f16`] does: by AMX, or as [`Self::dots_bf16`] says.
     pub fn multiplies_bf16(self) -> bool {
         self == Self::Amx || self.dots_bf16()
     }

@@ -99,16 +99,25 @@ pub fn tile_flops(pool: &ThreadPool) -> Option<f64> {
             Amx,
             amx::{ActTile, K_TILE, PANEL, Tiles, WeightTile},
         };
-        const PRODUCTS: usize = 1 << 12;
+        /// On cache lines, as those of weights are.
+        #[repr(align(64))]
+        struct Operands {
+            w: WeightTile,
+            a: ActTile,
+        }
+        // Some milliseconds of a processor; of the model of one as long.
+        let products = if cfg!(any(test, amx_model)) { 1 << 8 } else { 1 << 16 };
         let amx = Amx::detect()?;
-        let (a, w): (ActTile, WeightTile) = ([0; _], [0; _]);
+        let operands = Operands { a: [0; _], w: [0; _] };
         let pass = || {
             let start = Instant::now();
             pool.for_each_share(pool.num_threads(), 1, &|_, start, end| {
                 let mut tiles = Tiles::new(amx);
                 for _ in start..end {
                     tiles.zero();
-                    (0..PRODUCTS).for_each(|_| tiles.multiply(amx.has_fp16(), [&a, &a], &w));
+                    for _ in 0..products {
+                        tiles.multiply(amx.has_fp16(), [&operands.a, &operands.a], &operands.w);
+                    }
                 }
             });
             start.elapsed().as_secs_f64()
@@ -117,7 +126,7 @@ pub fn tile_flops(pool: &ThreadPool) -> Option<f64> {
         while start.elapsed() < MIN_TIME {
             best = best.min(pass());
         }
-        Some((pool.num_threads() * PRODUCTS * 2 * PANEL * PANEL * K_TILE) as f64 / best)
+        Some((pool.num_threads() * products * 2 * PANEL * PANEL * K_TILE) as f64 / best)
     }
     #[cfg(not(target_arch = "x86_64"))]
     {

@@ -19,7 +19,7 @@ const TINY: f32 = 1e-30;
 #[derive(Clone, Copy)]
 #[repr(C, align(32))]
 pub(super) struct ActBlock {
-    /// The upper parts of the codes; lower parts, which are rarely read, are last.
+    /// The upper parts of the codes; lower parts, which are rarely read but with AMX, are last.
     pub upper: [i8; BLOCK],
     pub scale: f32,
     /// `scale` times the sum of the codes: of all 32, of the first 16, of the last 16.

@@ -1,8 +1,8 @@
 //! Activations as integers of 8 bits, or of 15 in two int8 parts, quantized once a phase and shared by all of its projections.
 //!
 //! A few channels are much larger than the others, the same ones for most tokens, and there 8 bits are not enough. Outlier blocks
-//! of a row have a lower part, the others have zeros there, and kernels leave out lower parts that are zero for all of their
-//! rows: an integer sum does not change. Over 768 tokens of text, against float activations:
+//! of a row (with AMX all) have a lower part, the others have zeros there, and kernels leave out lower parts that are zero for
+//! all of their rows: an integer sum does not change. Over 768 tokens of text, against float activations:
 //!
 //! | lower parts | perplexity, SmolLM2 | likeliest token | perplexity, gemma-3-270m | likeliest token | of blocks, 576 / 1536 |
 //! | --- | --- | --- | --- | --- | --- |

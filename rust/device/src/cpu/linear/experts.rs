@@ -49,7 +49,7 @@ struct Slot {
 }
 
 /// Rows of several experts that are computed together at most; more of them are too large for caches.
-const GROUPED_ROWS: usize = 256;
+pub(super) const GROUPED_ROWS: usize = 256;
 
 /// Bytes of [`ExpertScratch`] once it has grown to its largest.
 pub fn workspace_bytes(shape: &WorkspaceShape) -> u64 {

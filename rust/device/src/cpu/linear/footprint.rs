@@ -4,6 +4,7 @@ use super::{
     PANEL,
     act_block::ActBlock,
     activations::stride,
+    experts::GROUPED_ROWS,
     largest::search_bytes,
     lm_head, packed,
     tiled::PanelForm,
@@ -12,7 +13,7 @@ use super::{
 use crate::{DType, Precision, WorkspaceShape, cpu::Isa};
 
 /// Bytes of a weight `[rows, cols]` in the form that [`CpuLinear`](super::CpuLinear) gives it; those of its file where it stays
-/// there.
+/// there. A float weight with infinities or NaN stays there too where the form is scaled, which is known once it is read.
 pub fn resident_bytes(dtype: DType, [rows, cols]: [usize; 2], precision: Precision, isa: Isa) -> u64 {
     let panel = match (precision, dtype) {
         (Precision::Exact, _) => None,
@@ -48,9 +49,12 @@ pub fn workspace_bytes(shape: &WorkspaceShape, isa: Isa, num_threads: usize) -> 
     let quantized = matches!(shape.dtype, DType::Ggml(_));
     let inputs = match (shape.precision, quantized) {
         (Precision::Fast | Precision::Deterministic, true) => {
-            // Tiles take the others.
-            let few = min_rows().filter(|_| isa == Isa::Amx).map_or(num_tokens, |min| min - 1);
-            let rows = num_tokens.min(few);
+            // Tiles take the others, but for those of several experts together.
+            let rows = match min_rows().filter(|_| isa == Isa::Amx) {
+                None => num_tokens,
+                Some(_) if shape.num_experts > 0 => GROUPED_ROWS.min(num_tokens * shape.num_experts),
+                Some(min) => num_tokens.min(min - 1),
+            };
             (rows * stride(widest) * size_of::<ActBlock>()) as u64
         }
         (Precision::Exact, true) => float_bytes((1 + usize::from(shape.gated)) * num_threads * PANEL * widest),

@@ -53,10 +53,12 @@ impl PanelForm {
             DType::BF16 => Self::Bf16Pairs,
             DType::Ggml(_) => return None,
         };
-        let form = match () {
-            () if isa.multiplies_f16() => Self::F16Pairs,
-            () if isa.multiplies_bf16() => Self::Bf16Pairs,
-            () => own,
+        let form = if isa.multiplies_f16() {
+            Self::F16Pairs
+        } else if isa.multiplies_bf16() {
+            Self::Bf16Pairs
+        } else {
+            own
         };
         cols.is_multiple_of(K_TILE).then_some(form)
     }
@@ -188,6 +190,12 @@ impl Tiled {
         // SAFETY: slabs are cut on cache lines, and a panel is whole lines; any bits are a u16.
         let (_, panel, _) = unsafe { self.panel(p).align_to::<u16>() };
         panel.as_chunks().0
+    }
+
+    /// Whether it is multiplied by activations rounded to f16 where it is by tiles, to bf16 otherwise.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn is_f16_pairs(&self) -> bool {
+        self.form == PanelForm::F16Pairs
     }
 
     /// What the values of panel `p` are multiplied by where they are f16 in pairs; `None` of bf16.

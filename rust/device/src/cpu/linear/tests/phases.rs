@@ -124,7 +124,7 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                 let rounded = precision != Precision::Exact && in_bf16(isa, dtype, k);
                 let seen = |x: &[f32]| match dtype {
                     _ if rounded => through_bf16(x),
-                    _ if in_tiles(isa, m, dtype) => x.to_vec(),
+                    _ if in_tiles(isa, m, dtype, k) => x.to_vec(),
                     DType::Ggml(_) if precision == Precision::Fast => through_integers(isa, x, k),
                     _ => x.to_vec(),
                 };

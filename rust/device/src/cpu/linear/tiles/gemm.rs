@@ -199,9 +199,10 @@ impl Product<'_> {
         };
         if let Some(unit) = unit {
             for (r, c) in self.rows.clone().zip(c) {
-                let factor = acts.factor(r) / unit;
+                // One after the other: together they may be beyond f32.
+                let factors = [acts.factor(r), 1.0 / unit];
                 for c in c {
-                    *c *= factor;
+                    *c = *c * factors[0] * factors[1];
                 }
             }
         }

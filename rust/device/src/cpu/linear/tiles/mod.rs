@@ -16,8 +16,8 @@
 //!
 //! Measured by prototypes of these loops on two cores of a Granite Rapids, where tile units alone reach 3.9 TFLOP/s a core:
 //! `Q4_1` as f16, 4864 x 896 on one core, TFLOP/s: 0.68 at 8 rows, 1.11 at 16, 1.62 at 32, 1.68 at 64, 1.98 at 512; VNNI 0.37.
-//! Tiles were faster than VNNI from about 5 rows on, with activations of 8 bits; with 15, which all have by now, they are reckoned
-//! to be so from 3 on, f16 at least.
+//! Tiles were faster than VNNI from about 5 rows on, with activations of 8 bits. With 15, which all have by now, they are
+//! reckoned to be so from 3 on, f16 at least.
 
 mod acts;
 mod dequantize;
@@ -40,7 +40,7 @@ use crate::{
     cpu::{Amx, Isa, amx::K_TILE},
 };
 
-/// From this number of rows on, tiles are faster than the kernels of few rows, which are as precise; `None` without AMX.
+/// From this number of rows on, tiles are reckoned to be faster than the kernels of few rows; `None` without AMX.
 pub(super) fn min_rows() -> Option<usize> {
     Amx::detect().map(|amx| if amx.has_fp16() { 3 } else { 5 })
 }
@@ -136,7 +136,7 @@ impl<'a> TilePhase<'a> {
                 return None;
             }
             match &weight.weight {
-                Weight::Tiled(tiled) => float_form = Some(if tiled.unit(0).is_some() { Form::F16 } else { Form::Bf16 }),
+                Weight::Tiled(tiled) => float_form = Some(if tiled.is_f16_pairs() { Form::F16 } else { Form::Bf16 }),
                 _ => any_packed = true,
             }
         }

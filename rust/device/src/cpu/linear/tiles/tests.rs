@@ -170,10 +170,15 @@ fn a_row_has_the_same_bits_in_any_number_of_rows_and_on_any_number_of_threads() 
             (DType::Ggml(GgmlType::Q4K), 768),
             (DType::Ggml(GgmlType::Q6K), 256),
             (DType::BF16, 672),
+            (DType::F32, 672),
         ] {
             let (mut random, n) = (Random::new(7), 40);
             let (view, x) = (random.weight(dtype, n, k), random.tensor(600, k));
-            let weight = if dtype == DType::BF16 { tiled(amx, &view, &pools[0]) } else { deterministic(&view, &pools[0]) };
+            let weight = if matches!(dtype, DType::BF16 | DType::F32) {
+                tiled(amx, &view, &pools[0])
+            } else {
+                deterministic(&view, &pools[0])
+            };
             let mut scratch = None;
             let all: Vec<u32> = product(amx, &pools[0], &mut scratch, &x, &weight).into_iter().map(f32::to_bits).collect();
             // Cut within tiles and at them, with the ring and in parts, one group and several.
@@ -225,6 +230,54 @@ fn rows_far_from_one_are_as_precise_as_others() {
         zeros.as_mut_slice().fill(0.0);
         assert!(product(amx, &pool, &mut None, &zeros, &weight).iter().all(|v| *v == 0.0));
     }
+}
+
+/// Panels of zeros, of the least and of large values beside each other, and a row of zeros among large ones.
+#[test]
+fn every_panel_of_float_weights_has_a_scale_of_its_own() {
+    let (pool, k) = (ThreadPool::new(1).unwrap(), 64);
+    for amx in all_amx() {
+        let mut random = Random::new(15);
+        let scales = [0.0, 2f32.powi(-100), 2f32.powi(60), 1.0];
+        let mut values = random.vec(4 * PANEL * k);
+        for (panel, scale) in values.chunks_exact_mut(PANEL * k).zip(scales) {
+            for v in &mut *panel {
+                *v *= scale;
+            }
+            panel[..k].fill(0.0);
+        }
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let view = WeightView::new(DType::F32, 4 * PANEL, k, Bytes::from_vec(bytes)).expect("a weight");
+        let mut x = random.tensor(5, k);
+        x.row_mut(4).iter_mut().for_each(|v| *v *= 2f32.powi(60));
+        let (expected, _) = oracle_of(x.as_slice(), k, &values);
+        let got = product(amx, &pool, &mut None, &x, &tiled(amx, &view, &pool));
+        for (got, expected) in got.chunks_exact(PANEL).zip(expected.chunks_exact(PANEL)) {
+            assert!(got[0] == 0.0 && expected[0] == 0.0, "of a row of zeros: {}", got[0]);
+            let (largest, most) =
+                (expected.iter().fold(0.0, |m: f64, v| m.max(v.abs())), if amx.has_fp16() { 2e-3 } else { 1e-2 });
+            assert!(got.iter().zip(expected).all(|(g, e)| (f64::from(*g) - e).abs() <= most * largest), "{got:?} {expected:?}");
+        }
+    }
+}
+
+#[test]
+fn float_weights_that_are_no_numbers_stay_as_they_are() {
+    if !Isa::Amx.multiplies_f16() {
+        return;
+    }
+    let pool = ThreadPool::new(1).unwrap();
+    let mut values = vec![1.0f32; 40 * 64];
+    values[33 * 64 + 5] = f32::INFINITY;
+    let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let view = WeightView::new(DType::F32, 40, 64, Bytes::from_vec(bytes)).expect("a weight");
+    let linear = linear(&view, Precision::Fast, Isa::Amx, &pool);
+    let mut x = Tensor::new(9, 64).expect("memory");
+    x.set_rows(9);
+    x.as_mut_slice().fill(1.0);
+    let context = LinearContext { pool: &pool, isa: Isa::Amx, adapters: &[] };
+    let got = project(context, &mut LinearScratch::default(), &x, &linear);
+    assert!(got.iter().enumerate().all(|(i, v)| if i % 40 == 33 { *v == f32::INFINITY } else { *v == 64.0 }), "{got:?}");
 }
 
 #[test]
