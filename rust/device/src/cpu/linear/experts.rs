@@ -49,7 +49,12 @@ struct Slot {
 }
 
 /// Rows of several experts that are computed together at most; more of them are too large for caches.
-pub(super) const GROUPED_ROWS: usize = 256;
+const GROUPED_ROWS: usize = 256;
+
+/// Rows of several experts together in the largest step; none without experts.
+pub(super) fn grouped_rows(shape: &WorkspaceShape) -> usize {
+    GROUPED_ROWS.min(shape.num_tokens * shape.num_experts)
+}
 
 /// Bytes of [`ExpertScratch`] once it has grown to its largest.
 pub fn workspace_bytes(shape: &WorkspaceShape) -> u64 {
@@ -58,7 +63,7 @@ pub fn workspace_bytes(shape: &WorkspaceShape) -> u64 {
     }
     let WorkspaceShape { num_tokens, hidden_size, intermediate_size, num_experts, .. } = *shape;
     // Rows of several experts in what goes into them, what is within, and what comes out.
-    let num_slots = num_tokens.max(GROUPED_ROWS.min(num_tokens * num_experts));
+    let num_slots = num_tokens.max(grouped_rows(shape));
     let floats = num_slots * (2 * hidden_size + intermediate_size) + num_tokens * (2 * hidden_size + num_experts);
     (floats * size_of::<f32>()) as u64
 }

@@ -4,7 +4,7 @@ use super::{
     PANEL,
     act_block::ActBlock,
     activations::stride,
-    experts::GROUPED_ROWS,
+    experts::grouped_rows,
     largest::search_bytes,
     lm_head, packed,
     tiled::PanelForm,
@@ -50,11 +50,7 @@ pub fn workspace_bytes(shape: &WorkspaceShape, isa: Isa, num_threads: usize) -> 
     let inputs = match (shape.precision, quantized) {
         (Precision::Fast | Precision::Deterministic, true) => {
             // Tiles take the others, but for those of several experts together.
-            let rows = match min_rows().filter(|_| isa == Isa::Amx) {
-                None => num_tokens,
-                Some(_) if shape.num_experts > 0 => GROUPED_ROWS.min(num_tokens * shape.num_experts),
-                Some(min) => num_tokens.min(min - 1),
-            };
+            let rows = min_rows(isa).map_or(num_tokens, |min| num_tokens.min(min - 1).max(grouped_rows(shape)));
             (rows * stride(widest) * size_of::<ActBlock>()) as u64
         }
         (Precision::Exact, true) => float_bytes((1 + usize::from(shape.gated)) * num_threads * PANEL * widest),

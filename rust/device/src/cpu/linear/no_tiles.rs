@@ -1,10 +1,10 @@
 //! Stands in for AMX where no processor has it: no phase ever starts.
 
 use super::{CpuLinear, LinearContext, phases::Items};
-use crate::{Norm, Tensor};
+use crate::{Norm, Tensor, cpu::Isa};
 
 /// No number of rows is enough.
-pub(super) fn min_rows() -> Option<usize> {
+pub(super) fn min_rows(_: Isa) -> Option<usize> {
     None
 }
 /// No weight is too large.

@@ -155,7 +155,7 @@ fn check_rows_alone(precision: Precision, dtype: DType, isa: Isa, rows: impl Ite
     // From some number of rows on AMX multiplies by tiles; there, rows agree among all larger batches.
     let together: Vec<u32> = part(&one, 65, 0).into_iter().map(f32::to_bits).collect();
     for m in rows {
-        let by_tiles = precision == Precision::Fast && isa == Isa::Amx && tiles::min_rows().is_some_and(|min| m >= min);
+        let by_tiles = precision == Precision::Fast && tiles::min_rows(isa).is_some_and(|min| m >= min);
         let alone = if by_tiles { &together } else { &alone };
         for pool in [&one, &three] {
             let start = 65 - m;

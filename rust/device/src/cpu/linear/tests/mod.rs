@@ -168,7 +168,7 @@ fn in_bf16(isa: Isa, dtype: DType, k: usize) -> bool {
 /// Whether fast weights are multiplied by tiles of f16, or packed ones by tiles of bf16, where there are only those.
 fn in_tiles(isa: Isa, rows: usize, dtype: DType, k: usize) -> bool {
     let weight = matches!(dtype, DType::Ggml(_)) || in_f16(isa, dtype, k);
-    isa == Isa::Amx && weight && tiles::min_rows().is_some_and(|min| rows >= min)
+    weight && tiles::min_rows(isa).is_some_and(|min| rows >= min)
 }
 
 /// Whether a fast float weight of `k` columns is rounded to f16.

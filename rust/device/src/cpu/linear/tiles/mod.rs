@@ -41,8 +41,8 @@ use crate::{
 };
 
 /// From this number of rows on, tiles are reckoned to be faster than the kernels of few rows; `None` without AMX.
-pub(super) fn min_rows() -> Option<usize> {
-    Amx::detect().map(|amx| if amx.has_fp16() { 3 } else { 5 })
+pub(super) fn min_rows(isa: Isa) -> Option<usize> {
+    Amx::detect().filter(|_| isa == Isa::Amx).map(|amx| if amx.has_fp16() { 3 } else { 5 })
 }
 
 /// Buffers.
@@ -74,7 +74,7 @@ impl CpuLinear {
     /// Whether tiles are to multiply `rows` rows by this weight.
     pub(super) fn is_for_tiles(&self, rows: usize) -> bool {
         let rows = match self.precision {
-            Precision::Fast => min_rows().is_some_and(|min| rows >= min),
+            Precision::Fast => min_rows(self.isa).is_some_and(|min| rows >= min),
             Precision::Deterministic => rows > 0,
             Precision::Exact => false,
         };
