@@ -92,14 +92,16 @@ impl QueryScale {
 pub struct RopeArgs<'a> {
     /// `[num_tokens, num_heads * k_dim]`, rotated in place.
     pub q: &'a mut Tensor,
-    /// Keys `[num_tokens, num_kv_heads * k_dim]`, rotated in place, and values `[num_tokens, num_kv_heads * v_dim]`; `None`: the
-    /// layer reads what another one has written. There are no values where keys are the values too.
-    pub kv: Option<(&'a mut Tensor, Option<&'a Tensor>)>,
+    /// Keys `[num_tokens, num_kv_heads * k_dim]`, rotated in place, and values `[num_tokens, num_kv_heads * v_dim]`, normalised in
+    /// place; `None`: the layer reads what another one has written. There are no values where keys are the values too.
+    pub kv: Option<(&'a mut Tensor, Option<&'a mut Tensor>)>,
     /// Norm of the queries.
     pub q_norm: Option<HeadNorm<'a>>,
     /// Norm of the keys.
     pub k_norm: Option<HeadNorm<'a>>,
-    /// The norms follow the rotation; else it follows them.
+    /// Norm of each head of the values, where a backend has [`LayerInputPhases`](crate::LayerInputPhases) (Gemma 4).
+    pub v_norm: Option<HeadNorm<'a>>,
+    /// The norms of queries and keys follow the rotation; else it follows them.
     pub norms_last: bool,
     /// What queries are multiplied by in the end.
     pub q_scale: Option<QueryScale>,
@@ -115,11 +117,11 @@ impl<'a> RopeArgs<'a> {
     /// Without norms and scales.
     pub fn new(
         q: &'a mut Tensor,
-        kv: Option<(&'a mut Tensor, Option<&'a Tensor>)>,
+        kv: Option<(&'a mut Tensor, Option<&'a mut Tensor>)>,
         rope: Option<&'a RopeTable>,
         (cache, layer): (&'a CacheEngine, usize),
     ) -> Self {
-        Self { q, kv, q_norm: None, k_norm: None, norms_last: false, q_scale: None, rope, cache, layer }
+        Self { q, kv, q_norm: None, k_norm: None, v_norm: None, norms_last: false, q_scale: None, rope, cache, layer }
     }
 }
 

@@ -12,8 +12,8 @@ use std::{any::Any, sync::Arc};
 
 use crate::{
     Adapter, AdapterRows, AttentionArgs, CacheEngine, DType, DeviceError, ExpertPhases, HostMemory, KvCacheSpec, KvDType,
-    KvShape, LatentPhases, RecurrentPhases, RopeArgs, RowSampling, SampledRow, StateCache, Tensor, TokenMask, WeightView,
-    host_memory,
+    KvShape, LatentPhases, LayerInputPhases, RecurrentPhases, RopeArgs, RowSampling, SampledRow, StateCache, Tensor, TokenMask,
+    WeightView, host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -549,6 +549,11 @@ pub trait Backend: Device + Phases {
 
     /// What computes recurrent layers; `None`: nothing does.
     fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
+        None
+    }
+
+    /// What computes inputs of layers and factors behind them, and norms of values; `None`: nothing does.
+    fn layer_input_phases(&self) -> Option<&dyn LayerInputPhases> {
         None
     }
 

@@ -195,6 +195,23 @@ pub struct Experts {
     pub scales_input: bool,
     /// The expert that every token passes.
     pub shared: Option<SharedExpert>,
+    /// Multiplied into the weights of each in the end, `[num_experts]`, where a backend has
+    /// [`LayerInputPhases`](crate::LayerInputPhases).
+    pub scales: Option<Constant>,
+    /// Norms that parts have of their own; the same holds for these.
+    pub norms: Option<PartNorms>,
+}
+
+/// Norms of the parts of a mixture whose shared expert is a network beside it (Gemma 4).
+pub struct PartNorms {
+    /// Of what goes into the router, in place of the experts' norm.
+    pub router: Norm,
+    /// Of the experts' sum.
+    pub sum: Norm,
+    /// Of what goes into the shared expert, in place of the experts' norm.
+    pub shared: Norm,
+    /// Of what the shared expert gives.
+    pub shared_sum: Norm,
 }
 
 /// An expert that every token passes.

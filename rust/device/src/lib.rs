@@ -21,6 +21,7 @@ pub mod kernel_args;
 pub mod kv_codes;
 pub mod kv_layout;
 pub mod latent;
+pub mod layer_inputs;
 pub mod lora;
 pub mod mmap;
 pub mod quant;
@@ -39,12 +40,13 @@ pub use cache_engine::{CacheEngine, DeviceBlocks, KvPlace};
 pub use dtype::{DType, KvDType};
 pub use error::DeviceError;
 pub use experts::{
-    Expert, ExpertActivation, ExpertArgs, ExpertGroups, ExpertPhases, Experts, RouterScore, RoutingRule, SharedExpert,
+    Expert, ExpertActivation, ExpertArgs, ExpertGroups, ExpertPhases, Experts, PartNorms, RouterScore, RoutingRule, SharedExpert,
 };
 pub use host::{HostMemory, host_memory, num_physical_cores};
 pub use kernel_args::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
 pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
 pub use latent::{LatentArgs, LatentAttention, LatentPhases, LatentQuery};
+pub use layer_inputs::{LayerInputArgs, LayerInputPhases};
 pub use lora::{Adapter, AdapterRows, EmbeddingDelta, EmbeddingProduct, LinearDelta, LowRank, Magnitude};
 pub use quant::GgmlType;
 pub use recurrent::{Conv, DeviceStates, GatedDelta, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache};

@@ -4,8 +4,8 @@ mod common;
 
 use common::{Rng, isas, load, weight};
 use device::{
-    Activation, Backend, Device, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, Norm, NormKind, Precision,
-    RouterScore, RoutingRule, SharedExpert, StepMetadata, Tensor, WeightView,
+    Activation, Backend, Device, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, Norm, NormKind, PartNorms,
+    Precision, RouterScore, RoutingRule, SharedExpert, StepMetadata, Tensor, WeightView,
     cpu::{CpuBackend, ReferenceBackend},
 };
 
@@ -20,6 +20,13 @@ struct Weights {
     /// Gate, up, down of each, and of the shared one last.
     networks: Vec<[WeightView; 3]>,
     correction: Vec<f32>,
+    scales: Vec<f32>,
+    /// Of the parts that have norms of their own.
+    norms: [Norm; 4],
+}
+
+fn norm(rng: &mut Rng) -> Norm {
+    Norm { kind: NormKind::Rms, weight: rng.floats(HIDDEN).into(), bias: None, eps: 1e-5 }
 }
 
 impl Weights {
@@ -30,6 +37,8 @@ impl Weights {
             shared_weight: weight(rng, 1, HIDDEN),
             networks: (0..=NUM_EXPERTS).map(|_| network(rng)).collect(),
             correction: rng.floats(NUM_EXPERTS),
+            scales: rng.floats(NUM_EXPERTS),
+            norms: std::array::from_fn(|_| norm(rng)),
         }
     }
 
@@ -48,6 +57,11 @@ impl Weights {
             },
             scales_input: variant == 3,
             shared: (variant > 0).then(|| SharedExpert { expert: network(&self.networks[NUM_EXPERTS]), weight }),
+            scales: (variant == 4).then(|| self.scales.clone().into()),
+            norms: (variant == 4).then(|| {
+                let [router, sum, shared, shared_sum] = self.norms.clone();
+                PartNorms { router, sum, shared, shared_sum }
+            }),
         }
     }
 }
@@ -62,19 +76,19 @@ fn run(backend: &dyn ExpertPhases, experts: &Experts, norms: [Option<&Norm>; 2],
     hidden.as_slice().to_vec()
 }
 
-const RULES: [RoutingRule; 4] = [
+const RULES: [RoutingRule; 5] = [
     RoutingRule { num_chosen: 2, score: RouterScore::SoftmaxOfChosen, groups: None, normalize: None, scale: 1.0 },
     RoutingRule { num_chosen: 3, score: RouterScore::Softmax, groups: None, normalize: Some(0.0), scale: 1.0 },
     RoutingRule { num_chosen: 2, score: RouterScore::Sigmoid, groups: None, normalize: Some(1e-20), scale: 2.5 },
     RoutingRule { num_chosen: 1, score: RouterScore::Sigmoid, groups: None, normalize: None, scale: 1.0 },
+    RoutingRule { num_chosen: 3, score: RouterScore::Softmax, groups: None, normalize: Some(0.0), scale: 1.0 },
 ];
 
 #[test]
 fn experts_agree_with_the_plain_backend_and_a_row_has_the_bits_that_it_has_alone() {
     let mut rng = Rng::new(5);
     let weights = Weights::new(&mut rng);
-    let mut norm = || Norm { kind: NormKind::Rms, weight: rng.floats(HIDDEN).into(), bias: None, eps: 1e-5 };
-    let (norm, post_norm) = (norm(), norm());
+    let (norm, post_norm) = (norm(&mut rng), norm(&mut rng));
     // More rows of all experts than are computed together.
     let rows: Vec<_> = (0..140).map(|_| rng.floats(HIDDEN)).collect();
     for (variant, rule) in RULES.into_iter().enumerate() {

@@ -168,14 +168,15 @@ fn slot_values(cache: &CacheEngine, side: KvSide) -> Vec<f32> {
 
 fn run_rope(backend: &dyn Backend, case: &RopeCase) -> [Vec<f32>; 4] {
     let cache = backend.alloc_kv_cache(&case.spec).unwrap();
-    let (mut q, mut k) = (copy(&case.q), copy(&case.k));
+    let (mut q, mut k, mut v) = (copy(&case.q), copy(&case.k), copy(&case.v));
     let head_norm = |norm| HeadNorm { norm, span: case.span };
     let (q_norm, k_norm) = case.norms.as_ref().map(|[q, k]| (head_norm(q), head_norm(k))).unzip();
     let args = RopeArgs {
         q: &mut q,
-        kv: Some((&mut k, Some(&case.v))),
+        kv: Some((&mut k, Some(&mut v))),
         q_norm,
         k_norm,
+        v_norm: case.norms.as_ref().map(|[_, k]| head_norm(k)),
         norms_last: case.norms_last,
         q_scale: case.q_scale,
         rope: case.rope.as_ref(),

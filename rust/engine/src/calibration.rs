@@ -12,8 +12,8 @@ use std::{
 
 use device::{
     AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, DeviceError, EmbedArgs, ExpertPhases, GateUpArgs,
-    KvCacheSpec, KvDType, KvShape, LatentPhases, Linear, LinearOptions, Norm, Phases, Precision, Projection, RecurrentPhases,
-    ResidualArgs, RopeArgs, StateCache, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    KvCacheSpec, KvDType, KvShape, LatentPhases, LayerInputPhases, Linear, LinearOptions, Norm, Phases, Precision, Projection,
+    RecurrentPhases, ResidualArgs, RopeArgs, StateCache, StepMetadata, Tensor, WeightView, WorkspaceShape,
 };
 use paged::{MemoryGpuConfig, PagedAttentionConfig};
 
@@ -320,6 +320,10 @@ impl Backend for Observer {
 
     fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
         self.inner.recurrent_phases()
+    }
+
+    fn layer_input_phases(&self) -> Option<&dyn LayerInputPhases> {
+        self.inner.layer_input_phases()
     }
 
     fn sees_ahead(&self) -> bool {

@@ -305,7 +305,7 @@ impl<'a> Runner<'a> {
                     .extend([Projection { linear: &weights[1], out: &mut k }, Projection { linear: &weights[2], out: &mut v }]);
             }
             backend.norm_linear(&hidden, None, &mut projections, step);
-            let kv = (source == index).then_some((&mut k, Some(&v)));
+            let kv = (source == index).then_some((&mut k, Some(&mut v)));
             let (rope, cache) = (Some(self.model.rope(k_dim)), &self.cache);
             backend.rope_and_cache(RopeArgs::new(&mut q, kv, rope, (cache, index)), step);
             let params = AttentionParams {

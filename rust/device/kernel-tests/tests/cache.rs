@@ -121,9 +121,10 @@ fn check(case: &Case, seed: u64) {
     };
     let rope_args = RopeArgs {
         q: &mut expected_q,
-        kv: Some((&mut expected_k, Some(&expected_v))),
+        kv: Some((&mut expected_k, Some(&mut expected_v))),
         q_norm: q_norm.as_ref().map(head_norm),
         k_norm: k_norm.as_ref().map(head_norm),
+        v_norm: None,
         norms_last: case.norms_last,
         q_scale: case.q_scale,
         rope: rope.as_ref(),

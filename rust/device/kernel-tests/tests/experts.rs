@@ -381,6 +381,8 @@ impl Layer {
             },
             scales_input: variant == 3,
             shared: (variant > 0).then(|| SharedExpert { expert: network(&self.networks[NUM_EXPERTS], None), weight }),
+            scales: None,
+            norms: None,
         }
     }
 }

@@ -73,6 +73,8 @@ impl Layers {
                 activation: ExpertActivation::Gated(Activation::Silu),
                 scales_input: false,
                 shared: Some(SharedExpert { expert: shared, weight: Some(linear([1, COLS], false)) }),
+                scales: None,
+                norms: None,
             },
             q: linear([COLS, COLS], true),
             k: linear([WIDTH, COLS], true),

@@ -4,8 +4,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
     AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, ExpertArgs,
-    ExpertPhases, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, Linear, LinearOptions, Norm, Phases, Precision, Projection,
-    RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask, WeightView, WorkspaceShape,
+    ExpertPhases, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, LayerInputArgs, LayerInputPhases, Linear, LinearOptions,
+    Norm, Phases, Precision, Projection, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask,
+    WeightView, WorkspaceShape, layer_inputs,
 };
 
 use super::{
@@ -73,6 +74,10 @@ impl Backend for CpuBackend {
         Some(self)
     }
 
+    fn layer_input_phases(&self) -> Option<&dyn LayerInputPhases> {
+        Some(self)
+    }
+
     fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
         Some(self)
     }
@@ -87,6 +92,20 @@ impl RecurrentPhases for CpuBackend {
 
     fn gate(&self, x: &mut Tensor, gate: &Tensor) {
         sigmoid_gate(self.isa, x.as_mut_slice(), gate.as_slice());
+    }
+}
+
+impl LayerInputPhases for CpuBackend {
+    fn layer_inputs(&self, args: LayerInputArgs<'_>) {
+        layer_inputs::layer_inputs(args);
+    }
+
+    fn multiply_input(&self, x: &mut Tensor, inputs: &Tensor, first: usize) {
+        layer_inputs::multiply_input(x, inputs, first);
+    }
+
+    fn scale(&self, x: &mut Tensor, factor: f32) {
+        layer_inputs::scale(x, factor);
     }
 }
 

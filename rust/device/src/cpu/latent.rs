@@ -95,7 +95,7 @@ pub fn latent_attention(
     let (q_norm, k_norm, norms_last, q_scale) = (None, None, false, None);
     let kv = Some((&mut *key, None));
     let isa = context.isa;
-    let args = RopeArgs { q: absorbed, kv, q_norm, k_norm, norms_last, q_scale, rope, cache, layer };
+    let args = RopeArgs { q: absorbed, kv, q_norm, k_norm, v_norm: None, norms_last, q_scale, rope, cache, layer };
     rope_and_cache(args, step, isa, context.pool);
     let args = AttentionArgs { q: absorbed, out: attended, cache, layer, sinks: None, params };
     attention(args, step, isa, context.pool, attention_scratch);

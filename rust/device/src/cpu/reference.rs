@@ -8,11 +8,12 @@ use std::sync::Arc;
 use crate::{
     Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs,
     EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace,
-    KvShape, KvSide, LatentPhases, Linear, LinearDelta, LinearOptions, Norm, NormKind, Phases, Precision, Projection,
-    RecurrentPhases, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert, StepMetadata, Tensor, WeightView,
-    WorkspaceShape,
+    KvShape, KvSide, LatentPhases, LayerInputArgs, LayerInputPhases, Linear, LinearDelta, LinearOptions, Norm, NormKind, Phases,
+    Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert, StepMetadata, Tensor,
+    WeightView, WorkspaceShape,
     attention::{HeadNorm, NormParts},
     backend::check_bias,
+    layer_inputs,
     quant::dequantize_row,
 };
 
@@ -230,30 +231,42 @@ impl ExpertPhases for ReferenceBackend {
         let ExpertArgs { hidden, norm, experts, post_norm, scale } = args;
         let input = normed(hidden, norm);
         let cols = hidden.cols();
+        let norms = experts.norms.as_ref();
+        let for_router = norms.map(|norms| normed(hidden, Some(&norms.router)));
+        let for_shared = norms.map(|norms| normed(hidden, Some(&norms.shared)));
         for (row, x) in input.chunks_exact(cols).enumerate() {
+            let of_row = |values: &Option<Vec<f32>>| values.as_ref().map_or(x.to_vec(), |v| v[row * cols..][..cols].to_vec());
             let adapters = AdapterRows::of_chosen(&step.adapters, &std::iter::once(row as u32));
             let mut logits = vec![0.0; experts.experts.len()];
-            product(x, &experts.router, &adapters, &mut logits);
+            product(&of_row(&for_router), &experts.router, &adapters, &mut logits);
             let mut chosen = vec![(0, 0.0); experts.rule.num_chosen];
             experts.rule.choose(&logits, experts.correction.as_ref().map(|values| &values[..]), &mut chosen);
             let mut sum = vec![0.0; cols];
-            let mut add = |expert: &Expert, weight: f32| {
+            for (expert, weight) in chosen {
+                let weight = weight * experts.scales.as_ref().map_or(1.0, |scales| scales[expert]);
                 let x: Vec<_> = x.iter().map(|x| if experts.scales_input { x * weight } else { *x }).collect();
                 let weight = if experts.scales_input { 1.0 } else { weight };
-                let given = expert_row(expert, experts.activation, &x, &adapters);
+                let given = expert_row(&experts.experts[expert], experts.activation, &x, &adapters);
                 sum.iter_mut().zip(given).for_each(|(sum, given)| *sum += f64::from(given) * f64::from(weight));
-            };
-            for (expert, weight) in chosen {
-                add(&experts.experts[expert], weight);
             }
+            let normalize = |norm: Option<&Norm>, values: &mut [f64]| {
+                let Some(norm) = norm else { return };
+                let mut row: Vec<_> = values.iter().map(|value| *value as f32).collect();
+                norm_row(norm, &mut row);
+                values.iter_mut().zip(row).for_each(|(value, normed)| *value = f64::from(normed));
+            };
+            normalize(norms.map(|norms| &norms.sum), &mut sum);
             if let Some(SharedExpert { expert, weight }) = &experts.shared {
-                let given = expert_row(expert, experts.activation, x, &adapters);
+                let x = of_row(&for_shared);
+                let mut given: Vec<_> =
+                    expert_row(expert, experts.activation, &x, &adapters).into_iter().map(f64::from).collect();
+                normalize(norms.map(|norms| &norms.shared_sum), &mut given);
                 let mut logit = [0.0];
                 let weight = weight.as_ref().map_or(1.0, |weight| {
-                    product(x, weight, &adapters, &mut logit);
+                    product(&x, weight, &adapters, &mut logit);
                     1.0 / (1.0 + (-f64::from(logit[0])).exp())
                 });
-                sum.iter_mut().zip(given).for_each(|(sum, given)| *sum += f64::from(given) * weight);
+                sum.iter_mut().zip(given).for_each(|(sum, given)| *sum += given * weight);
             }
             let mut sum: Vec<_> = sum.into_iter().map(|sum: f64| sum as f32).collect();
             if let Some(norm) = post_norm {
@@ -261,6 +274,20 @@ impl ExpertPhases for ReferenceBackend {
             }
             hidden.row_mut(row).iter_mut().zip(sum).for_each(|(x, sum)| *x += sum * scale);
         }
+    }
+}
+
+impl LayerInputPhases for ReferenceBackend {
+    fn layer_inputs(&self, args: LayerInputArgs<'_>) {
+        layer_inputs::layer_inputs(args);
+    }
+
+    fn multiply_input(&self, x: &mut Tensor, inputs: &Tensor, first: usize) {
+        layer_inputs::multiply_input(x, inputs, first);
+    }
+
+    fn scale(&self, x: &mut Tensor, factor: f32) {
+        layer_inputs::scale(x, factor);
     }
 }
 
@@ -274,6 +301,10 @@ impl Backend for ReferenceBackend {
     }
 
     fn latent_phases(&self) -> Option<&dyn LatentPhases> {
+        Some(self)
+    }
+
+    fn layer_input_phases(&self) -> Option<&dyn LayerInputPhases> {
         Some(self)
     }
 
@@ -338,7 +369,7 @@ impl Phases for ReferenceBackend {
     }
 
     fn rope_and_cache(&self, args: RopeArgs<'_>, step: &StepMetadata) {
-        let RopeArgs { q, mut kv, q_norm, k_norm, norms_last, q_scale, rope, cache, layer } = args;
+        let RopeArgs { q, mut kv, q_norm, k_norm, v_norm, norms_last, q_scale, rope, cache, layer } = args;
         let KvLayer { group, shape: KvShape { num_kv_heads, k_dim, v_dim }, .. } = *cache.layer(layer);
         for token in 0..q.rows() {
             let position = step.rope_positions.get(token).map_or(0, |&p| p as usize);
@@ -363,6 +394,9 @@ impl Phases for ReferenceBackend {
             }
             let Some((k, v)) = &mut kv else { continue };
             turn(k.row_mut(token), k_norm);
+            if let Some(v) = v {
+                normalize(v.row_mut(token), v_norm);
+            }
             let Ok(slot) = usize::try_from(step.groups[group].slot_mapping[token]) else { continue };
             for head in 0..num_kv_heads {
                 let at = KvPlace { layer, slot, head };

@@ -32,6 +32,7 @@ struct Rows<'a> {
     dim: usize,
     q_norm: Option<NormParts<'a>>,
     k_norm: Option<NormParts<'a>>,
+    v_norm: Option<NormParts<'a>>,
     rope: Option<&'a RopeTable>,
     norms_last: bool,
     q_scale: Option<QueryScale>,
@@ -45,7 +46,7 @@ struct Rows<'a> {
 struct KvRows<'a> {
     k: *mut f32,
     /// `None`: the keys are the values too.
-    v: Option<*const f32>,
+    v: Option<*mut f32>,
     num_heads: usize,
     spec: &'a KvCacheSpec,
     layout: PlaneLayout,
@@ -59,7 +60,7 @@ unsafe impl Sync for Rows<'_> {}
 
 /// [`crate::Phases::rope_and_cache`]; the machine must have `isa`.
 pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, isa: Isa, pool: &ThreadPool) {
-    let RopeArgs { q, kv, q_norm, k_norm, norms_last, q_scale, rope, cache, layer } = args;
+    let RopeArgs { q, kv, q_norm, k_norm, v_norm, norms_last, q_scale, rope, cache, layer } = args;
     let (layer, num_tokens) = (cache.layer(layer), q.rows());
     let (dim, num_kv_heads) = (layer.shape.k_dim, if kv.is_some() { layer.shape.num_kv_heads } else { 0 });
     assert_eq!(q.cols() % dim, 0, "columns of q in heads of {dim}");
@@ -76,6 +77,7 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, isa: Isa, 
         dim,
         q_norm: q_norm.map(|norm| norm.parts(num_heads, dim)),
         k_norm: k_norm.filter(|_| kv.is_some()).map(|norm| norm.parts(num_kv_heads, dim)),
+        v_norm: v_norm.filter(|_| kv.is_some()).map(|norm| norm.parts(num_kv_heads, dim)),
         rope,
         norms_last,
         q_scale,
@@ -100,7 +102,7 @@ pub(crate) fn rope_and_cache(args: RopeArgs<'_>, step: &StepMetadata, isa: Isa, 
 
 fn kv_rows<'a>(
     k: &mut Tensor,
-    v: Option<&Tensor>,
+    v: Option<&mut Tensor>,
     (cache, layer): (&'a CacheEngine, &KvLayer),
     step: &'a StepMetadata,
     writer: &CacheWriter<'_>,
@@ -108,7 +110,7 @@ fn kv_rows<'a>(
     let (shape, num_tokens) = (layer.shape, k.rows());
     assert_eq!(k.cols(), shape.num_kv_heads * shape.k_dim, "columns of k");
     assert_eq!(v.is_none(), shape.is_latent(), "values where the keys are not the values too");
-    if let Some(v) = v {
+    if let Some(v) = &v {
         assert_eq!(shape.v_dim, shape.k_dim, "elements of values and keys");
         assert_eq!([v.rows(), v.cols()], [num_tokens, k.cols()], "rows and columns of v");
     }
@@ -118,7 +120,7 @@ fn kv_rows<'a>(
     debug_assert!(distinct(slots), "slots of a step are distinct: {slots:?}");
     KvRows {
         k: k.as_mut_slice().as_mut_ptr(),
-        v: v.map(|v| v.as_slice().as_ptr()),
+        v: v.map(|v| v.as_mut_slice().as_mut_ptr()),
         num_heads: shape.num_kv_heads,
         spec: cache.spec(),
         layout: cache.host_layout(layer, KvSide::Key),
@@ -167,6 +169,9 @@ unsafe fn rope_rows<S: Simd>(rows: &Rows<'_>, range: Range<usize>) {
             }
         }
         if let Some(kv) = &rows.kv {
+            if let Some(v) = kv.v {
+                norm_heads::<S>(rows.v_norm, v.add(token * kv.num_heads * dim), kv.num_heads * dim);
+            }
             write_rows::<S>(kv, token, dim);
         }
     }
@@ -192,7 +197,7 @@ unsafe fn write_rows<S: Simd>(kv: &KvRows<'_>, token: usize, dim: usize) {
         let Some(v) = kv.v else { continue };
         store_head::<S>(
             spec.dtype,
-            head_of(v),
+            head_of(v.cast_const()),
             kv.values.add(kv.layout.value(block, head, offset)),
             kv.values.wrapping_add(scale),
         );

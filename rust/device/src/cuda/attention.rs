@@ -394,13 +394,14 @@ pub fn rope_and_cache(
     let num_heads = args.q.cols() / head_dim;
     // Without any of its own, the kernel takes the heads of queries alone.
     let num_kv_heads = if args.kv.is_some() { layer.shape.num_kv_heads } else { 0 };
+    assert!(args.v_norm.is_none(), "the plan was refused where nothing computes norms of values");
     if let Some((k, v)) = &args.kv {
-        let v_cols = v.expect("values beside keys").cols();
+        let v_cols = v.as_ref().expect("values beside keys").cols();
         assert_eq!([k.cols(), v_cols], [num_kv_heads * head_dim; 2], "columns of keys and values");
     }
     let of = |tensor: Option<&Tensor>| tensor.map_or((0, 0), |tensor| (device_at(tensor), tensor.cols()));
     let (k, k_stride) = of(args.kv.as_ref().map(|(k, _)| &**k));
-    let (v, v_stride) = of(args.kv.as_ref().and_then(|(_, v)| *v));
+    let (v, v_stride) = of(args.kv.as_ref().and_then(|(_, v)| v.as_deref()));
     let mut head_norm = |norm: Option<HeadNorm<'_>>, num_heads| -> Result<_, CudaError> {
         let Some(norm) = norm.filter(|norm| norm.span == NormSpan::Head) else { return Ok(HeadNormArgs::default()) };
         let NormParts { norm, stride, .. } = norm.parts(num_heads, head_dim);

@@ -94,6 +94,8 @@ fn mix(backend: &CudaBackend, format: DType, precision: Precision) {
         activation: ExpertActivation::Gated(Activation::Silu),
         scales_input: false,
         shared: None,
+        scales: None,
+        norms: None,
     };
     let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
     let [mut hidden, mut out] = [(); 2].map(|()| backend.alloc(300, WIDTH).unwrap());
@@ -255,7 +257,7 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
         tensor.set_rows(rows);
     }
     backend.begin_step(&step);
-    backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&v))), None, (cache, 0)), &step);
+    backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&mut v))), None, (cache, 0)), &step);
     let params = AttentionParams { scale: 1.0, ..AttentionParams::new([num_heads, 1, head_dim], Precision::Fast) };
     backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: 0, sinks: None, params }, &step);
     cache.copy_blocks(&[(1, 2)]);

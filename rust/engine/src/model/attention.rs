@@ -20,6 +20,7 @@ pub(crate) struct Attention {
     kv: Option<(Linear, Linear)>,
     q_norm: Option<Norm>,
     k_norm: Option<Norm>,
+    v_norm: Option<Norm>,
     sinks: Option<Constant>,
     gate: Option<Linear>,
     output: Linear,
@@ -46,10 +47,7 @@ impl Attention {
         let mut norm = |role, num_heads| {
             let shape = match config.qk_norm {
                 None => return Ok(None),
-                Some(QkNorm::Unweighted(eps)) => {
-                    let weight = Constant::from(vec![1.0; config.head_dim]);
-                    return Ok(Some(Norm { kind: NormKind::Rms, weight, bias: None, eps }));
-                }
+                Some(QkNorm::Unweighted(eps)) => return Ok(Some(unweighted(config.head_dim, eps))),
                 Some(QkNorm::Heads) => [1, config.head_dim],
                 Some(QkNorm::OwnHeads) => [num_heads, config.head_dim],
                 Some(QkNorm::Row) => [1, num_heads * config.head_dim],
@@ -59,12 +57,22 @@ impl Attention {
         let q_norm = norm(Role::AttnQNorm, config.num_heads)?;
         let has_kv = config.shared_kv.is_none();
         let k_norm = if has_kv { norm(Role::AttnKNorm, config.num_kv_heads)? } else { None };
+        let v_norm = config.v_norm.filter(|_| has_kv).map(|eps| unweighted(config.head_dim, eps));
+        let q = weights.linear(&q)?;
+        let kv = if has_kv {
+            let k = weights.linear(&k)?;
+            let v = if config.keys_are_values { k.clone() } else { weights.linear(&v)? };
+            Some((k, v))
+        } else {
+            None
+        };
         Ok(Self {
             config: *config,
-            q: weights.linear(&q)?,
-            kv: if has_kv { Some((weights.linear(&k)?, weights.linear(&v)?)) } else { None },
+            q,
+            kv,
             q_norm,
             k_norm,
+            v_norm,
             sinks: config.has_sinks.then(|| weights.vector(id(Role::AttnSinks), config.num_heads)).transpose()?,
             gate,
             output: weights.linear(&Matrix::new(id(Role::AttnOutput), [hidden, q_size], config.output_bias))?,
@@ -93,12 +101,13 @@ impl Attention {
             }
             (None, _) => backend.norm_linear(cx.hidden, norm, &mut [of_q], cx.step),
         }
-        let kv = self.kv.is_some().then_some((k, Some(&*v)));
+        let kv = self.kv.is_some().then_some((k, Some(v)));
         let rope = self.config.rope.map(|rope| &cx.run.ropes[rope]);
         let span = if self.config.qk_norm == Some(QkNorm::Row) { NormSpan::Row } else { NormSpan::Head };
         let [q_norm, k_norm] = [&self.q_norm, &self.k_norm].map(|norm| norm.as_ref().map(|norm| HeadNorm { norm, span }));
+        let v_norm = self.v_norm.as_ref().map(|norm| HeadNorm { norm, span: NormSpan::Head });
         let AttentionConfig { norms_last, q_scale, .. } = self.config;
-        backend.rope_and_cache(RopeArgs { q, kv, q_norm, k_norm, norms_last, q_scale, rope, cache, layer }, cx.step);
+        backend.rope_and_cache(RopeArgs { q, kv, q_norm, k_norm, v_norm, norms_last, q_scale, rope, cache, layer }, cx.step);
         let AttentionConfig { num_heads, num_kv_heads, head_dim, scale, mask, window, chunk, softcap, .. } = self.config;
         let precision = cx.run.precision;
         let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, mask, window, chunk, softcap, precision };
@@ -113,4 +122,9 @@ impl Attention {
     pub(crate) fn output<'a>(&'a self, [_, _, _, out, ..]: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
         (out, &self.output)
     }
+}
+
+/// An RMS norm of a head without weights.
+fn unweighted(head_dim: usize, eps: f32) -> Norm {
+    Norm { kind: NormKind::Rms, weight: Constant::from(vec![1.0; head_dim]), bias: None, eps }
 }

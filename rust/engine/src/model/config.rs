@@ -49,11 +49,24 @@ pub struct DecoderConfig {
     pub final_softcap: Option<f32>,
     /// Ends of sequence.
     pub eos_token_ids: Vec<u32>,
+    /// What each layer is given besides the residual stream.
+    pub layer_inputs: Option<LayerInputsConfig>,
     /// Layers behind these in the files, which predict further tokens (MTP, arXiv:2404.19737).
     pub num_mtp_layers: usize,
     /// It is such a head, whose one layer has this number in the files; its token embedding and output projection are those of
     /// its model.
     pub head_layer: Option<usize>,
+}
+
+/// A vector of each token and layer (Gemma 4's per-layer embeddings).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerInputsConfig {
+    /// Elements for one layer.
+    pub width: usize,
+    /// Rows of their table.
+    pub vocab_size: usize,
+    /// What is between the two matrices by which a layer takes its vector.
+    pub activation: Activation,
 }
 
 /// Normalization.
@@ -83,6 +96,8 @@ pub struct LayerConfig {
     pub is_parallel: bool,
     /// Multiplied into what is added to the residual stream.
     pub residual_scale: f32,
+    /// The residual stream behind it is multiplied by a weight of the checkpoint.
+    pub has_output_scale: bool,
 }
 
 /// Which norms a layer has, around its attention as around its feed-forward network.
@@ -127,6 +142,10 @@ pub struct AttentionConfig {
     pub qk_norm: Option<QkNorm>,
     /// They follow the rotation; else it follows them.
     pub norms_last: bool,
+    /// The epsilon of an RMS norm, without weights, of each head of the values.
+    pub v_norm: Option<f32>,
+    /// Values are what keys are before norm and rotation: one matrix makes both.
+    pub keys_are_values: bool,
     /// What queries are multiplied by in the end.
     pub q_scale: Option<QueryScale>,
     /// Each head has a score without a value.
@@ -180,6 +199,9 @@ pub struct ExpertsConfig {
     pub scales_input: bool,
     /// An expert that every token passes.
     pub shared: Option<SharedConfig>,
+    /// Each expert's weight is multiplied by one of the checkpoint, and router, experts and shared expert have norms of their own
+    /// (Gemma 4).
+    pub has_own_norms: bool,
 }
 
 /// An expert that every token passes.
@@ -219,6 +241,7 @@ impl Default for DecoderConfig {
             logit_scale: 1.0,
             final_softcap: None,
             eos_token_ids: Vec::new(),
+            layer_inputs: None,
             num_mtp_layers: 0,
             head_layer: None,
         }
@@ -256,6 +279,8 @@ impl LayerConfig {
             output_gate: false,
             qk_norm: None,
             norms_last: false,
+            v_norm: None,
+            keys_are_values: false,
             q_scale: None,
             has_sinks: false,
             shared_kv: None,
@@ -268,6 +293,7 @@ impl LayerConfig {
             norms: Norms::Before,
             is_parallel: false,
             residual_scale: 1.0,
+            has_output_scale: false,
         }
     }
 
@@ -291,6 +317,7 @@ impl ExpertsConfig {
             bias: false,
             scales_input: false,
             shared: None,
+            has_own_norms: false,
         }
     }
 
@@ -352,6 +379,9 @@ impl FfnConfig {
     fn check(&self) -> Result<(), String> {
         in_range("feed-forward size", self.intermediate_size(), MAX_SIZE)?;
         let Self::Experts(experts) = self else { return Ok(()) };
+        if experts.has_own_norms && experts.shared.is_none() {
+            return Err("experts with norms of their own have no network beside them; there must be one".into());
+        }
         let ExpertsConfig { num_experts, intermediate_size, shared, rule, .. } = *experts;
         in_range("number of experts", num_experts, MAX_EXPERTS)?;
         in_range("number of experts a token", rule.num_chosen, num_experts)?;
@@ -547,6 +577,13 @@ impl DecoderConfig {
         positive("embedding scale", self.embedding_scale)?;
         positive("logit scale", self.logit_scale)?;
         self.final_softcap.map_or(Ok(()), |cap| positive("softcap of logits", cap))?;
+        if let Some(LayerInputsConfig { width, vocab_size, .. }) = self.layer_inputs {
+            in_range("width of the inputs of layers", width, MAX_SIZE / self.layers.len())?;
+            in_range("vocabulary of the inputs of layers", vocab_size, MAX_SIZE)?;
+            if vocab_size < self.vocab_size {
+                return Err(format!("inputs of layers are there for {vocab_size} tokens of {}", self.vocab_size));
+            }
+        }
         (0..self.layers.len()).try_for_each(|layer| self.check_layer(layer))?;
         if self.layers.iter().all(|layer| layer.recurrent.is_some()) {
             return Err("no layer has attention; at least one must".into());
@@ -575,6 +612,7 @@ impl DecoderConfig {
             return Err(format!("{num_heads} attention heads are not a multiple of {num_kv_heads} key and value heads"));
         }
         positive("attention scale", attention.scale)?;
+        attention.v_norm.map_or(Ok(()), |eps| positive("epsilon of the norm of values", eps))?;
         attention.softcap.map_or(Ok(()), |cap| positive("softcap of attention scores", cap))?;
         for (what, reach) in [("sliding window", attention.window), ("chunk of attention", attention.chunk)] {
             if reach == Some(0) {

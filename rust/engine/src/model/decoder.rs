@@ -8,10 +8,11 @@ use device::{
 
 use super::{
     attention::Attention,
-    config::{DecoderConfig, FfnConfig, LayerConfig, Norms},
+    config::{DecoderConfig, ExpertsConfig, FfnConfig, LayerConfig, Norms},
     dense::Dense,
     experts::Mixture,
     latent::Latent,
+    layer_inputs::{LayerInput, LayerInputs},
     mtp::Fusion,
     part::{Buffers, Context, Run, Table, Weights},
     recurrent::RecurrentMixer,
@@ -26,6 +27,8 @@ pub struct Decoder {
     /// `None`: the rows of the output projection.
     embedding: Option<Table>,
     embedding_scale: f32,
+    /// Of a model whose layers are given more than the residual stream.
+    inputs: Option<LayerInputs>,
     layers: Vec<Layer>,
     /// Its weights, and the bias of `output`, are multiplied by `logit_scale`.
     output_norm: Norm,
@@ -51,6 +54,9 @@ struct Layer {
     post_ffn_norm: Option<Norm>,
     is_parallel: bool,
     residual_scale: f32,
+    input: Option<LayerInput>,
+    /// Multiplied into the residual stream behind it.
+    output_scale: Option<f32>,
     /// Columns of its activations.
     columns: Buffers<usize>,
 }
@@ -105,14 +111,19 @@ impl Mixer {
 }
 
 impl Layer {
-    fn new(weights: &mut dyn Weights, config: &LayerConfig, layer: usize, hidden: usize) -> Result<Self, EngineError> {
+    fn new(weights: &mut dyn Weights, model: &DecoderConfig, config: &LayerConfig, layer: usize) -> Result<Self, EngineError> {
+        let hidden = model.hidden_size;
         let mut norm =
             |is_there: bool, role| is_there.then(|| weights.norm(WeightId::layer(layer, role), [1, hidden])).transpose();
         let (before, after) = (config.norms != Norms::After, config.norms != Norms::Before);
         let attn_norm = norm(before, Role::AttnNorm)?;
         Ok(Self {
             post_attn_norm: norm(after, Role::PostAttnNorm)?,
-            ffn_norm: if config.is_parallel { attn_norm.clone() } else { norm(before, Role::FfnNorm)? },
+            ffn_norm: match config.ffn {
+                _ if config.is_parallel => attn_norm.clone(),
+                FfnConfig::Experts(ExpertsConfig { has_own_norms: true, .. }) => norm(before, Role::ExpertNorm)?,
+                _ => norm(before, Role::FfnNorm)?,
+            },
             post_ffn_norm: norm(after, Role::PostFfnNorm)?,
             attn_norm,
             mixer: Mixer::new(weights, config, layer, hidden)?,
@@ -122,7 +133,12 @@ impl Layer {
             },
             is_parallel: config.is_parallel,
             residual_scale: config.residual_scale,
-            columns: columns(config, hidden),
+            input: model.layer_inputs.map(|config| LayerInput::new(weights, &config, layer, hidden)).transpose()?,
+            output_scale: match config.has_output_scale {
+                true => weights.values(WeightId::layer(layer, Role::LayerScale), 1)?.first().copied(),
+                false => None,
+            },
+            columns: columns(model, config),
         })
     }
 
@@ -148,6 +164,13 @@ impl Layer {
                 add(dense.output(cx.buffers), &self.post_ffn_norm, cx.hidden);
             }
             Ffn::Mixture(mixture) => mixture.run(self.ffn_norm.as_ref(), self.post_ffn_norm.as_ref(), self.residual_scale, cx),
+        }
+        if let Some(input) = &self.input {
+            input.run(cx);
+        }
+        if let Some(factor) = self.output_scale {
+            let phases = backend.layer_input_phases().expect("the plan was refused where nothing scales the residual stream");
+            phases.scale(cx.hidden, factor);
         }
     }
 }
@@ -199,6 +222,8 @@ pub(crate) struct Activations {
     buffers: Buffers<Tensor>,
     /// `[num_tokens, 2 * hidden_size]`, of a head that predicts further tokens.
     both: Option<Tensor>,
+    /// `[num_tokens, num_layers * width]` each: what layers are given besides, and what it is made of.
+    inputs: Option<[Tensor; 2]>,
     sampled: Tensor,
     /// `[rows, vocab_size]`.
     pub(crate) logits: Tensor,
@@ -209,7 +234,8 @@ impl Activations {
     pub(crate) fn bytes(config: &DecoderConfig, max_tokens: usize, max_logit_rows: usize) -> u64 {
         let values = |rows: usize, cols: usize| rows as u64 * cols as u64;
         let both = if config.head_layer.is_some() { 2 * config.hidden_size } else { 0 };
-        let of_tokens = values(max_tokens, config.hidden_size + both + buffers(config).iter().sum::<usize>());
+        let inputs = 2 * LayerInputs::columns(config);
+        let of_tokens = values(max_tokens, config.hidden_size + both + inputs + buffers(config).iter().sum::<usize>());
         (of_tokens + values(max_logit_rows, config.hidden_size + config.vocab_size)) * size_of::<f32>() as u64
     }
 
@@ -233,6 +259,10 @@ impl Activations {
             hidden: tokens(config.hidden_size)?,
             buffers: [q?, k?, v?, attention?, gate?, ffn?],
             both: config.head_layer.map(|_| tokens(2 * config.hidden_size)).transpose()?,
+            inputs: match LayerInputs::columns(config) {
+                0 => None,
+                columns => Some([tokens(columns)?, tokens(columns)?]),
+            },
             sampled: logit_rows(config.hidden_size)?,
             logits: logit_rows(config.vocab_size)?,
         })
@@ -240,20 +270,21 @@ impl Activations {
 }
 
 /// The columns of each buffer, as a layer uses them.
-fn columns(layer: &LayerConfig, hidden: usize) -> Buffers<usize> {
+fn columns(model: &DecoderConfig, layer: &LayerConfig) -> Buffers<usize> {
     let of_ffn = match &layer.ffn {
         FfnConfig::Dense(config) => Dense::buffers(config),
         // The backend keeps what it needs.
         FfnConfig::Experts(_) => [0; 6],
     };
-    let of_mixer = Mixer::buffers(layer, hidden);
-    array::from_fn(|i| of_mixer[i].max(of_ffn[i]))
+    let of_mixer = Mixer::buffers(layer, model.hidden_size);
+    let of_input = model.layer_inputs.as_ref().map_or([0; 6], LayerInput::buffers);
+    array::from_fn(|i| of_mixer[i].max(of_ffn[i]).max(of_input[i]))
 }
 
 /// The same, wide enough for all layers.
 fn buffers(config: &DecoderConfig) -> Buffers<usize> {
     let widest = |a: Buffers<usize>, b: Buffers<usize>| array::from_fn(|i| a[i].max(b[i]));
-    config.layers.iter().map(|layer| columns(layer, config.hidden_size)).fold([0; 6], widest)
+    config.layers.iter().map(|layer| columns(config, layer)).fold([0; 6], widest)
 }
 
 impl Decoder {
@@ -264,10 +295,12 @@ impl Decoder {
         let embedding = if is_tied { None } else { Some(weights.table(&of_vocab(Role::Embedding))?) };
         // Before the layers: it is the largest matrix, and while it is packed it lies twice.
         let output = weights.linear(&of_vocab(if is_tied { Role::Embedding } else { Role::Output }))?;
-        let layer = |(i, layer)| Layer::new(weights, layer, i, config.hidden_size);
+        let inputs = LayerInputs::new(weights, config)?;
+        let layer = |(i, layer)| Layer::new(weights, config, layer, i);
         Ok(Self {
             embedding,
             embedding_scale: config.embedding_scale,
+            inputs,
             layers: config.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?,
             output_norm: weights.norm(WeightId::global(Role::OutputNorm), [1, config.hidden_size])?,
             output,
@@ -326,6 +359,7 @@ impl Decoder {
         let backend = run.backend;
         let mut recorded = |token_ids: &[u32], step: &StepMetadata| {
             self.embed(backend, token_ids, step, &mut a.hidden);
+            self.layer_inputs(backend, a, token_ids, step);
             self.layers(run, a, &[], step);
         };
         if let Some(recorder) = backend.recorder().filter(|_| images.is_empty())
@@ -340,23 +374,28 @@ impl Decoder {
         for images in images {
             images.write(backend, &mut a.hidden);
         }
+        self.layer_inputs(backend, a, token_ids, step);
         self.layers(run, a, images, step);
     }
 
     fn embed(&self, backend: &dyn Backend, token_ids: &[u32], step: &StepMetadata, hidden: &mut Tensor) {
-        let table = match &self.embedding {
-            Some(Table::Stored(view)) => EmbeddingTable::Stored(view),
-            Some(Table::Loaded(linear)) => EmbeddingTable::Loaded(linear),
-            None => EmbeddingTable::Loaded(&self.output),
-        };
+        let table = self.embedding.as_ref().map_or(EmbeddingTable::Loaded(&self.output), Table::view);
         let args = EmbedArgs { table, token_ids, adapters: &step.adapters, scale: self.embedding_scale };
         backend.embed(&args, hidden);
+    }
+
+    fn layer_inputs(&self, backend: &dyn Backend, a: &mut Activations, token_ids: &[u32], step: &StepMetadata) {
+        if let (Some(inputs), Some(tensors)) = (&self.inputs, &mut a.inputs) {
+            inputs.run(backend, &a.hidden, tensors, token_ids, step);
+        }
     }
 
     fn layers(&self, run: &Run<'_>, a: &mut Activations, images: &[VectorRows], step: &StepMetadata) {
         for (index, layer) in self.layers.iter().enumerate() {
             let number = run.first_layer + index;
-            layer.run(&mut Context { run: *run, step, layer: number, hidden: &mut a.hidden, buffers: &mut a.buffers });
+            let inputs = a.inputs.as_ref().map(|[inputs, _]| inputs);
+            let (hidden, buffers) = (&mut a.hidden, &mut a.buffers);
+            layer.run(&mut Context { run: *run, step, layer: number, hidden, buffers, inputs });
             for images in images.iter().filter(|images| index + 1 < images.num_planes) {
                 images.add(run.backend, index + 1, &mut a.hidden);
             }
@@ -404,7 +443,7 @@ impl Head {
         };
         Ok(Self {
             fusion: Fusion::new(weights, number, config.hidden_size)?,
-            layer: Layer::new(weights, layer, number, config.hidden_size)?,
+            layer: Layer::new(weights, config, layer, number)?,
             output_norm: weights.norm(WeightId::layer(number, Role::MtpOutputNorm), [1, config.hidden_size])?,
         })
     }
@@ -414,6 +453,7 @@ impl Head {
         Decoder {
             embedding: model.embedding.clone(),
             embedding_scale: model.embedding_scale,
+            inputs: None,
             layers: vec![self.layer],
             output_norm: self.output_norm,
             output: model.output.clone(),

@@ -1,6 +1,8 @@
 //! A feed-forward network of which each token passes some parts: a mixture of experts.
 
-use device::{Expert, ExpertArgs, Experts, Norm, SharedExpert};
+use std::sync::Arc;
+
+use device::{Expert, ExpertArgs, Experts, Norm, PartNorms, SharedExpert};
 
 use super::{
     config::{ExpertsConfig, SharedConfig},
@@ -58,6 +60,8 @@ impl Mixture {
             activation: config.activation,
             scales_input: config.scales_input,
             shared,
+            scales: config.has_own_norms.then(|| weights.vector(id(Role::ExpertScales), num_experts)).transpose()?,
+            norms: config.has_own_norms.then(|| part_norms(weights, layer, hidden)).transpose()?,
         };
         Ok(Self { experts })
     }
@@ -67,4 +71,15 @@ impl Mixture {
         let phases = cx.run.backend.expert_phases().expect("the plan was refused where nothing computes experts");
         phases.experts(ExpertArgs { hidden: cx.hidden, norm, experts: &self.experts, post_norm, scale }, cx.step);
     }
+}
+
+/// The norms that router, experts and shared expert have of their own. The router's weights are a vector that its normalised
+/// input, divided by the square root of the width, is multiplied by.
+fn part_norms(weights: &mut dyn Weights, layer: usize, hidden: usize) -> Result<PartNorms, EngineError> {
+    let mut norm = |role| weights.norm(WeightId::layer(layer, role), [1, hidden]);
+    let [sum, shared, shared_sum] = [norm(Role::ExpertSumNorm)?, norm(Role::SharedNorm)?, norm(Role::SharedSumNorm)?];
+    let mut weight = weights.vector(WeightId::layer(layer, Role::RouterNorm), hidden)?;
+    let factor = (hidden as f32).sqrt().recip();
+    Arc::make_mut(&mut weight).iter_mut().for_each(|weight| *weight *= factor);
+    Ok(PartNorms { router: Norm { weight, ..sum.clone() }, sum, shared, shared_sum })
 }

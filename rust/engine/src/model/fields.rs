@@ -210,6 +210,13 @@ impl HfFields<'_> {
         self.with_head("head_dim", architecture, usual_part)
     }
 
+    /// The same for heads of this size where the file says nothing.
+    pub fn with_usual_head(&self, head_dim: usize, architecture: &'static str) -> Result<DecoderConfig, EngineError> {
+        let mut fields = self.clone();
+        fields.object.entry("head_dim").or_insert_with(|| head_dim.into());
+        fields.decoder(architecture)
+    }
+
     /// The same, where that key has the size of a head.
     pub fn with_head(&self, head: &str, architecture: &'static str, usual_part: f64) -> Result<DecoderConfig, EngineError> {
         let keys = [
@@ -318,13 +325,17 @@ pub struct GgufFields<'a> {
     pub metadata: &'a Metadata,
     /// The tensors; some of them are configuration.
     pub weights: &'a WeightSource,
+    /// Keys that the architecture reads by layer ([`Self::sizes_by_layer`]): elsewhere the largest of a list stands for it.
+    pub by_layer: &'static [&'static str],
 }
 
 impl Fields for GgufFields<'_> {
     /// A list with the same integer for every layer counts as that integer, zeros apart.
     fn value(&self, key: &str) -> Option<Value> {
         Some(match self.metadata.get(&self.key(key))? {
-            MetadataValue::Ints(list) if list.iter().filter(|n| **n != 0).collect::<BTreeSet<_>>().len() <= 1 => {
+            MetadataValue::Ints(list)
+                if self.by_layer.contains(&key) || list.iter().filter(|n| **n != 0).collect::<BTreeSet<_>>().len() <= 1 =>
+            {
                 list.iter().copied().max().into()
             }
             value => value.json(),
@@ -339,6 +350,29 @@ impl Fields for GgufFields<'_> {
 impl GgufFields<'_> {
     fn key(&self, name: &str) -> String {
         format!("{}.{name}", self.prefix)
+    }
+
+    /// A size of each layer: those of a list, or one for all.
+    pub fn sizes_by_layer(&self, key: &str, num_layers: usize) -> Result<Vec<usize>, EngineError> {
+        let MetadataValue::Ints(list) = self.metadata.get(&self.key(key)).unwrap_or(&MetadataValue::Bool(false)) else {
+            return Ok(vec![self.required_size(key)?; num_layers]);
+        };
+        let sizes = list.iter().map(|n| usize::try_from(*n).ok().filter(|n| *n <= MAX_SIZE)).collect::<Option<Vec<_>>>();
+        let sizes = sizes.filter(|sizes| sizes.len() >= num_layers);
+        sizes.ok_or_else(|| self.error(key, format!("must be sizes from 0 to {MAX_SIZE} of {num_layers} layers")))
+    }
+
+    /// A flag of each layer, which must be there.
+    pub fn flags_by_layer(&self, key: &str, num_layers: usize) -> Result<Vec<bool>, EngineError> {
+        let flags = match self.metadata.get(&self.key(key)) {
+            Some(MetadataValue::Bools(list)) => list.clone(),
+            Some(MetadataValue::Ints(list)) => list.iter().map(|n| *n != 0).collect(),
+            _ => Vec::new(),
+        };
+        if flags.len() < num_layers {
+            return Err(self.error(key, format!("must be a list of {num_layers} flags")));
+        }
+        Ok(flags)
     }
 
     /// Which layers have a zero in a list.

@@ -116,7 +116,7 @@ impl ModelFiles {
             .str("general.architecture")
             .ok_or_else(|| EngineError::Load(format!("{what}: `general.architecture` is missing or not a string")))?;
         let architecture = check_architecture(expected, Found::Gguf(prefix))?;
-        let config = (architecture.from_gguf)(&GgufFields { what: &what, prefix, metadata, weights: &weights })?;
+        let config = (architecture.from_gguf)(&GgufFields { what: &what, prefix, metadata, weights: &weights, by_layer: &[] })?;
         config.validate(&what)?;
         let key = format!("{prefix}.block_count");
         Self::checked(config, weights, &key)
@@ -140,7 +140,7 @@ impl ModelFiles {
                 let (weights, metadata) = (&self.weights, self.weights.metadata());
                 let metadata = metadata.ok_or_else(|| EngineError::Internal("a GGUF file without metadata".into()))?;
                 let prefix = metadata.str("general.architecture").unwrap_or_default();
-                let fields = GgufFields { what: &what, prefix, metadata, weights };
+                let fields = GgufFields { what: &what, prefix, metadata, weights, by_layer: &[] };
                 (embedding::of_gguf(&fields, options, &self.config)?, Vec::new())
             }
         };

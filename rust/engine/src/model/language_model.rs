@@ -7,7 +7,7 @@ use crate::vision;
 
 /// What Transformers takes where the configuration of a language model within another says nothing: such files have only what
 /// differs from it. An older file has no `rope_parameters`, and may lack the base of its rotations, too.
-fn usual() -> [(&'static str, Value); 9] {
+fn usual() -> [(&'static str, Value); 10] {
     [
         (
             "gemma3_text",
@@ -15,6 +15,13 @@ fn usual() -> [(&'static str, Value); 9] {
                 "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
                 "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
                 "rms_norm_eps": 1e-6, "rope_theta": 1e6, "sliding_window": 4096, "hidden_activation": "gelu_pytorch_tanh",
+            }),
+        ),
+        (
+            "gemma4_text",
+            json!({
+                "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
+                "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6,
             }),
         ),
         (

@@ -10,6 +10,7 @@ pub mod fields;
 pub mod files;
 mod language_model;
 mod latent;
+mod layer_inputs;
 pub(crate) mod loader;
 pub(crate) mod mtp;
 pub(crate) mod part;

@@ -1,6 +1,9 @@
 //! What the parts of a layer have in common: how they ask for weights, where their activations are, what they run with.
 
-use device::{Backend, CacheEngine, Constant, Linear, Norm, Precision, RopeTable, StateCache, StepMetadata, Tensor, WeightView};
+use device::{
+    Backend, CacheEngine, Constant, EmbeddingTable, Linear, Norm, Precision, RopeTable, StateCache, StepMetadata, Tensor,
+    WeightView,
+};
 
 use crate::{
     EngineError,
@@ -34,6 +37,16 @@ pub(crate) enum Table {
     Loaded(Linear),
 }
 
+impl Table {
+    /// As the phases take it.
+    pub(crate) fn view(&self) -> EmbeddingTable<'_> {
+        match self {
+            Self::Stored(view) => EmbeddingTable::Stored(view),
+            Self::Loaded(linear) => EmbeddingTable::Loaded(linear),
+        }
+    }
+}
+
 /// What a step keeps between the phases of a layer, `[num_tokens, columns]` each, or those columns: q, k, v, what attention
 /// gives, its gate, and the activation of the feed-forward network. Layers take turns.
 pub(crate) type Buffers<T> = [T; 6];
@@ -61,4 +74,6 @@ pub(crate) struct Context<'a> {
     /// `[num_tokens, hidden_size]`: the residual stream.
     pub(crate) hidden: &'a mut Tensor,
     pub(crate) buffers: &'a mut Buffers<Tensor>,
+    /// `[num_tokens, num_layers * width]`: what layers are given besides.
+    pub(crate) inputs: Option<&'a Tensor>,
 }

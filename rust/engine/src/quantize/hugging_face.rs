@@ -152,7 +152,7 @@ fn metadata(config: &DecoderConfig, prefix: &str, path: &std::path::Path, isq: I
 fn scaling(rope: &RopeConfig) -> Vec<(&'static str, Value)> {
     let original = |n: usize| ("original_context_length", Value::U32(u32::try_from(n).unwrap_or(u32::MAX)));
     match &rope.scaling {
-        RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => Vec::new(),
+        RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) | RopeScaling::Partial(_) => Vec::new(),
         RopeScaling::Linear(factor) => vec![("type", Value::Text("linear".into())), ("factor", Value::F32(*factor as f32))],
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_positions, attention_factor, .. } => {
             // Readers multiply by this one besides.
@@ -247,7 +247,8 @@ impl Tensors<'_> {
                 add(Role::RopeFactorsLong, long.clone());
                 add(Role::RopeFactorsShort, short.clone());
             }
-            RopeScaling::None | RopeScaling::Linear(_) | RopeScaling::Yarn { .. } => {}
+            // No model that is made into a file has one of a part.
+            RopeScaling::None | RopeScaling::Linear(_) | RopeScaling::Yarn { .. } | RopeScaling::Partial(_) => {}
         }
     }
 

@@ -207,7 +207,7 @@ impl VisionConfig {
         let what = files.path().display().to_string();
         let metadata = files.metadata().ok_or_else(|| EngineError::Internal("a GGUF file without metadata".into()))?;
         let vocabulary = language.strings("tokenizer.ggml.tokens").unwrap_or_default();
-        let vision = GgufFields { what: &what, prefix: "clip.vision", metadata, weights: files };
+        let vision = GgufFields { what: &what, prefix: "clip.vision", metadata, weights: files, by_layer: &[] };
         let reader = Reader { what: &what, files, metadata, vision, vocabulary, decoder };
         let kind = reader.kind()?;
         reader.check_keys()?;

@@ -106,7 +106,7 @@ impl Resampler {
                 Projection { linear: of_v, out: &mut v },
             ];
             backend.norm_linear(&latents, Some(&layer.latents_norm), projections, &of_latents);
-            backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&v))), None, (&cache, 0)), &of_latents);
+            backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&mut v))), None, (&cache, 0)), &of_latents);
             let args = AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params };
             backend.attention(args, &of_latents);
             let add = |x: &Tensor, linear: &Linear, residual: &mut Tensor| {

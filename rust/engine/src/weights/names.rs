@@ -95,6 +95,30 @@ pub enum Role {
     SharedDown,
     /// `[1, hidden_size]`: the weight of the shared expert.
     SharedWeight,
+    /// Multiplied into the weights of experts.
+    ExpertScales,
+    /// Multiplied into the normalised input of the router.
+    RouterNorm,
+    /// Before the experts, where a shared one has a norm of its own.
+    ExpertNorm,
+    /// Of the sum of the experts, beside a shared one with norms of its own.
+    ExpertSumNorm,
+    /// Before that shared expert.
+    SharedNorm,
+    /// After it.
+    SharedSumNorm,
+    /// `[vocab_size, num_layers * width]`: what layers are given of a token besides the residual stream.
+    LayerTokens,
+    /// `[num_layers * width, hidden_size]`: the same of its embedding.
+    LayerProjection,
+    LayerProjectionNorm,
+    /// `[width, hidden_size]`: how a layer takes it.
+    LayerInputGate,
+    /// `[hidden_size, width]`
+    LayerInputOutput,
+    LayerInputNorm,
+    /// One number that the residual stream is multiplied by behind a layer.
+    LayerScale,
     /// After the feed-forward network, before the residual addition.
     PostFfnNorm,
     /// Of a layer that predicts further tokens: of the token's embedding.
@@ -185,6 +209,19 @@ impl Role {
             Self::DeltaB => ("ssm_beta", "linear_attn.in_proj_b"),
             Self::DeltaA => ("ssm_alpha", "linear_attn.in_proj_a"),
             Self::DeltaBa => ("ssm_ba", "linear_attn.in_proj_ba"),
+            Self::ExpertScales => ("ffn_down_exps.scale$", "router.per_expert_scale$"),
+            Self::RouterNorm => ("ffn_gate_inp.scale$", "router.scale$"),
+            Self::ExpertNorm => ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+            Self::ExpertSumNorm => ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
+            Self::SharedNorm => ("ffn_norm", "pre_feedforward_layernorm"),
+            Self::SharedSumNorm => ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+            Self::LayerTokens => ("per_layer_token_embd", "model.embed_tokens_per_layer"),
+            Self::LayerProjection => ("per_layer_model_proj", "model.per_layer_model_projection"),
+            Self::LayerProjectionNorm => ("per_layer_proj_norm", "model.per_layer_projection_norm"),
+            Self::LayerInputGate => ("inp_gate", "per_layer_input_gate"),
+            Self::LayerInputOutput => ("proj", "per_layer_projection"),
+            Self::LayerInputNorm => ("post_norm", "post_per_layer_input_norm"),
+            Self::LayerScale => ("layer_output_scale", "layer_scalar$"),
             Self::PostFfnNorm => ("post_ffw_norm", "post_feedforward_layernorm"),
             Self::MtpEmbeddingNorm => ("nextn.enorm", "enorm"),
             Self::MtpHiddenNorm => ("nextn.hnorm", "hnorm"),
@@ -326,6 +363,10 @@ impl WeightId {
             Role::Conv => "shortconv.conv",
             Role::MixOutput => "shortconv.out_proj",
             Role::FfnNorm => "post_attention_norm",
+            // A dense network beside the experts (Gemma 4).
+            Role::SharedGate => "ffn_gate",
+            Role::SharedUp => "ffn_up",
+            Role::SharedDown => "ffn_down",
             Role::ExpertGate => "ffn_gate.*",
             Role::ExpertUp => "ffn_up.*",
             Role::ExpertDown => "ffn_down.*",

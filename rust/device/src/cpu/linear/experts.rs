@@ -12,7 +12,7 @@ use super::{
     phases::{LinearContext, LinearScratch},
 };
 use crate::{
-    AdapterRows, Expert, ExpertActivation, ExpertArgs, Experts, GateUpArgs, Linear, Projection, SharedExpert, Tensor,
+    AdapterRows, Expert, ExpertActivation, ExpertArgs, Experts, GateUpArgs, Linear, Norm, Projection, SharedExpert, Tensor,
     WorkspaceShape,
 };
 
@@ -78,16 +78,15 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
     let (rows, cols) = (hidden.rows(), hidden.cols());
     let ExpertScratch { normed, logits, shared, input, hidden: inner, up, output, sum, slots, by_row } = scratch;
     let normed = normed.rows(rows, cols);
-    write_rows(context, normed, &|row, out| match norm {
-        Some(norm) => norm_row(context.isa, norm, hidden.row(row), out),
-        None => out.copy_from_slice(hidden.row(row)),
-    });
+    norm_rows(context, norm, hidden, normed);
     let normed = &*normed;
     let product = |linear_scratch: &mut LinearScratch, x: &Tensor, linear: &Linear, out: &mut Tensor| {
         norm_linear(context, linear_scratch, x, None, &mut [Projection { linear, out }]);
     };
     let logits = logits.rows(rows, experts.experts.len());
-    product(linear, normed, &experts.router, logits);
+    let norms = experts.norms.as_ref();
+    let for_router = norms.map(|norms| own_input(context, &norms.router, hidden, input));
+    product(linear, for_router.unwrap_or(normed), &experts.router, logits);
     route(context, experts, logits, slots);
     let sum = sum.rows(rows, cols);
     sum.as_mut_slice().fill(0.0);
@@ -119,14 +118,22 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
         }
         add_slots(context, (slots, by_row), experts.scales_input, output, sum);
     }
+    if let Some(norms) = norms {
+        normalize(context, &norms.sum, sum, output);
+    }
     if let Some(SharedExpert { expert, weight }) = &experts.shared {
+        let own = norms.map(|norms| own_input(context, &norms.shared, hidden, input));
         let output = output.rows(rows, cols);
-        network(context, linear, (expert, experts.activation), normed, (inner, up), output);
+        let x = own.unwrap_or(normed);
+        network(context, linear, (expert, experts.activation), x, (inner, up), output);
         let weights = weight.as_ref().map(|weight| {
             let shared = shared.rows(rows, 1);
-            product(linear, normed, weight, shared);
+            product(linear, x, weight, shared);
             &*shared
         });
+        if let Some(norms) = norms {
+            normalize(context, &norms.shared_sum, output, input);
+        }
         let output = &*output;
         write_rows(context, sum, &|row, sum| {
             let weight = weights.map_or(1.0, |weights| 1.0 / (1.0 + (-weights.row(row)[0]).exp()));
@@ -151,6 +158,27 @@ fn write_rows(context: LinearContext<'_>, out: &mut Tensor, body: &(dyn Fn(usize
             body(row, unsafe { out.part(row * cols, cols) });
         }
     });
+}
+
+/// `out = norm(x)`, or x itself.
+fn norm_rows(context: LinearContext<'_>, norm: Option<&Norm>, x: &Tensor, out: &mut Tensor) {
+    write_rows(context, out, &|row, out| match norm {
+        Some(norm) => norm_row(context.isa, norm, x.row(row), out),
+        None => out.copy_from_slice(x.row(row)),
+    });
+}
+
+/// What goes into a part that has a norm of its own, in a buffer that is free before the experts and behind them.
+fn own_input<'a>(context: LinearContext<'_>, norm: &Norm, hidden: &Tensor, buffer: &'a mut Buffer) -> &'a Tensor {
+    let out = buffer.rows(hidden.rows(), hidden.cols());
+    norm_rows(context, Some(norm), hidden, out);
+    out
+}
+
+/// Normalises the rows of `x`, by way of a buffer.
+fn normalize(context: LinearContext<'_>, norm: &Norm, x: &mut Tensor, buffer: &mut Buffer) {
+    let normed = own_input(context, norm, x, buffer);
+    write_rows(context, x, &|row, x| x.copy_from_slice(normed.row(row)));
 }
 
 /// Of one expert `output = down(activation(gate(x), up(x)))`.
@@ -235,6 +263,9 @@ fn route(context: LinearContext<'_>, experts: &Experts, logits: &Tensor, slots: 
         let mut chosen = vec![(0, 0.0); num_chosen];
         for row in range {
             experts.rule.choose(logits.row(row), correction, &mut chosen);
+            if let Some(scales) = &experts.scales {
+                chosen.iter_mut().for_each(|(expert, weight)| *weight *= scales[*expert]);
+            }
             // SAFETY: each row belongs to one thread.
             let slots = unsafe { shared.part(row * num_chosen, num_chosen) };
             for (slot, &(expert, weight)) in slots.iter_mut().zip(&chosen) {

@@ -6,6 +6,7 @@ mod deepseek;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm4;
 mod glm4_moe;
 mod gpt_oss;
@@ -73,6 +74,7 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             gemma3::EMBEDDING,
             gemma::ARCHITECTURE,
             gemma2::ARCHITECTURE,
+            gemma4::ARCHITECTURE,
             starcoder2::ARCHITECTURE,
             phi2::ARCHITECTURE,
             stablelm::ARCHITECTURE,

@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-const ROPE_TYPES: &str = "default, linear, llama3, longrope, yarn";
+const ROPE_TYPES: &str = "default, linear, llama3, longrope, proportional, yarn";
 
 /// What yarn multiplies rotations and scores by, where a file says nothing else.
 pub fn yarn_mscale(factor: f64, mscale: f64) -> f64 {
@@ -39,6 +39,11 @@ impl HfFields<'_> {
             Some(alpha) => theta * alpha.powf(head_dim as f64 / (head_dim as f64 - 2.0)),
             None => theta,
         };
+        let kind = fields.as_ref().map(|fields| fields.text("rope_type")).transpose()?.flatten();
+        if kind.as_deref() == Some("proportional") {
+            let scaling = RopeScaling::Partial(rotary_dim / 2);
+            return Ok(RopeConfig { style: RopeStyle::Neox, theta, rotary_dim: head_dim, scaling, axes: None });
+        }
         Ok(RopeConfig { style: RopeStyle::Neox, theta, rotary_dim, scaling, axes: None })
     }
 
@@ -81,6 +86,13 @@ impl HfFields<'_> {
                     format!("is `dynamic`, whose base changes with the length, so that cached keys would not hold; implemented: {ROPE_TYPES}"),
                 ));
             }
+            // The caller says which part turns.
+            "proportional" => match fields.number("factor")? {
+                None | Some(1.0) => RopeScaling::None,
+                Some(factor) => {
+                    return Err(fields.error("factor", format!("is {factor}; implemented for proportional rope: 1")));
+                }
+            },
             "linear" => RopeScaling::Linear(needed("factor")?),
             "yarn" => fields.yarn(original, max_positions)?,
             "llama3" => RopeScaling::Llama3 {
