@@ -18,8 +18,8 @@ use device::{
 use engine::{model::config::FfnConfig, model_runner::ModelRunner};
 use kernel_tests::{EmulatedDriver, Order};
 
-/// One that is dense, and one with experts.
-const CHUNKED: [&str; 1] = ["olmo3"];
+/// Some that are dense, and some with experts.
+const CHUNKED: [&str; 3] = ["gemma4", "gemma4-moe", "olmo3"];
 /// What their kernels are asked for, no other golden asks for.
 const ON_CUDA: [&str; 0] = [];
 
