@@ -189,11 +189,11 @@ INPUTS_FIRST = {"gpt_oss", "llama4_text"}
 
 
 def fill(model: Any, case: Case) -> None:
-    """Draws every weight, and biases that are buffers, so that no part of the model is without effect."""
+    """Draws every weight, and biases and factors that are buffers, so that no part of the model is without effect."""
     gain = case.random.choice([0.8, 1.2, 1.6])
     inputs_first = model.config.get_text_config().model_type in INPUTS_FIRST
-    biases = [(name, buffer) for name, buffer in model.named_buffers() if "bias" in name]
-    for name, weight in [*model.named_parameters(), *biases]:
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if "bias" in name or "layer_scalar" in name]
+    for name, weight in [*model.named_parameters(), *buffers]:
         noise = torch.randn(weight.shape, generator=case.generator)
         weight.data.copy_(drawn_weight(name, weight.data, noise, gain, inputs_first))
 
@@ -202,7 +202,7 @@ def drawn_weight(name: str, weight: torch.Tensor, noise: torch.Tensor, gain: flo
     """The values of one weight, of a size that suits its part in the model."""
     if name.endswith(("A_log", "dt_bias")):
         return weight + 0.3 * noise
-    if name.endswith(".D"):
+    if name.endswith((".D", "layer_scalar", "router.scale", "per_expert_scale")):
         return 1 + 0.3 * noise
     if ("norm" in name or "ln" in name) and name.endswith("weight") and weight.dim() <= 2:
         return weight + 0.2 * noise

@@ -104,6 +104,7 @@ FIXED = {
     "gemma": {"tie_word_embeddings", "attention_bias"},
     "gemma2": {"tie_word_embeddings"},
     "gemma3_text": {"tie_word_embeddings"},
+    "gemma4_text": {"tie_word_embeddings", "attention_bias"},
     "glm4_moe_lite": {"q_lora_rank"},
     "gpt_oss": {"attention_bias"},
     "granitemoehybrid": {"attention_bias"},
@@ -282,10 +283,28 @@ def interleaved_layers(config: Config, rng: Random, count: int) -> None:
     config["layer_types"] = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(count)]
 
 
+def layers_that_share(config: Config, rng: Random, count: int) -> None:
+    """Gemma 4: the last layer sees everything; some at the end may read what others have written, and full layers have heads of
+    another size, and may have no values of their own."""
+    kinds = ["sliding_attention", "full_attention"]
+    config["layer_types"] = layers = [rng.choice(kinds) for _ in range(count)]
+    # Transformers fails without inputs of layers where layers share.
+    shared = rng.choice([0, 1, 2]) if count > 3 else 0
+    width = rng.choice([8, 16, 24] if shared else [0, 8, 32])
+    if shared:
+        layers[:2] = kinds
+    layers[-1] = "full_attention"
+    config |= {"num_kv_shared_layers": shared, "hidden_size_per_layer_input": width}
+    config |= {"attention_k_eq_v": rng.random() < 0.5, "use_double_wide_mlp": rng.random() < 0.5}
+    config["global_head_dim"] = rng.choice([16, 32, 64])
+    config["num_global_key_value_heads"] = rng.choice([None, 1, config["num_key_value_heads"]])
+
+
 LAYERS: dict[str, Callable[[Config, Random, int], None]] = {
     "qwen2": last_layers_windowed,
     "qwen3": last_layers_windowed,
     "smollm3": some_layers_unturned,
+    "gemma4_text": layers_that_share,
     "llama4_text": chunked_layers,
     "qwen3_next": interleaved_layers,
 }
@@ -327,6 +346,8 @@ def draw_experts(config: Config, rng: Random) -> None:
         config["moe_intermediate_size"] = [config["intermediate_size"]] * layers
     elif config["model_type"] == "phimoe":
         config["num_experts_per_tok"] = 2
+    elif config["model_type"] == "gemma4_text":
+        config["top_k_experts"] = taken
     elif config["model_type"] == "llama4_text":
         config["num_experts_per_tok"] = rng.choice([1, 1, 2, min(experts, 3)])
     else:
