@@ -5,14 +5,13 @@
 
 mod common;
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use common::{golden_dir, log_softmax, serving::greedy};
 use engine::{
     Engine, EngineConfig, GenerationRequest, Message, MessageContent, ModelDType, ModelSource, SamplingParams, VisionOptions,
     images::RgbImage,
 };
-use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -32,17 +31,6 @@ struct Case {
     greedy_ids: Vec<u32>,
 }
 
-/// Numbers that a name decides: `SplitMix64` (Steele et al. 2014) from the FNV-1a hash of the name on, from -1/2 to 1/2.
-fn drawn(name: &str, len: usize) -> impl Iterator<Item = f32> {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-    (1..=len as u64).map(move |i| {
-        let mut z = hash.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 40) as f32 / (1 << 24) as f32 - 0.5
-    })
-}
-
 /// The model's folder, with `edit` made in its config.json.
 fn folder(edit: (&str, &str)) -> tempfile::TempDir {
     let (copy, from) = (tempfile::tempdir().unwrap(), golden_dir().join("vision"));
@@ -53,21 +41,7 @@ fn folder(edit: (&str, &str)) -> tempfile::TempDir {
     let config = std::fs::read_to_string(copy.path().join("config.json")).unwrap();
     assert!(config.contains(edit.0), "{}", edit.0);
     std::fs::write(copy.path().join("config.json"), config.replace(edit.0, edit.1)).unwrap();
-    let shapes: BTreeMap<String, Vec<usize>> =
-        serde_json::from_slice(&std::fs::read(from.join("phi3_v/tensors.json")).unwrap()).unwrap();
-    let values: BTreeMap<_, Vec<u8>> = shapes
-        .iter()
-        .map(|(name, shape)| {
-            let value = |u: f32| match shape[..] {
-                _ if name.contains("norm") && name.ends_with("weight") => 1.0 + 0.5 * u,
-                [_] => 0.25 * u,
-                _ => 0.5 * u,
-            };
-            (name, drawn(name, shape.iter().product()).flat_map(|u| value(u).to_le_bytes()).collect())
-        })
-        .collect();
-    let views = shapes.iter().map(|(name, shape)| (name, TensorView::new(Dtype::F32, shape.clone(), &values[name]).unwrap()));
-    std::fs::write(copy.path().join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
+    common::drawn_vision::write_weights(&from.join("phi3_v/tensors.json"), copy.path());
     copy
 }
 
