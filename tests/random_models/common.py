@@ -27,6 +27,8 @@ from goldens import GOLDEN
 from mistral_paged import CompletionRequest, ModelDType, Runner
 
 TEXT = GOLDEN / "text"
+DRAWN = GOLDEN / "drawn"
+"""The same without weights and tokenizers."""
 PACKED_FAMILIES = {"gpt-oss-mxfp4"}
 """Their weights are no plain numbers, and the same family is there as plain numbers."""
 
@@ -121,6 +123,16 @@ def text_families() -> list[str]:
     return sorted(path.name for path in TEXT.iterdir() if (path / "config.json").exists() and path.name not in PACKED_FAMILIES)
 
 
+def drawn_families() -> list[str]:
+    """Those of which only the configuration is kept."""
+    return sorted(path.name for path in DRAWN.iterdir())
+
+
+def folder_of(family: str) -> Path:
+    """Where the tiny model of a family is."""
+    return TEXT / family if (TEXT / family).exists() else DRAWN / family
+
+
 def first_taken(draw: Callable[[], Drawn], take: Callable[[Drawn], Taken]) -> Taken:
     """Draws until the reference takes what was drawn, and returns what it makes of it."""
     for _ in range(ATTEMPTS):
@@ -163,7 +175,8 @@ def save_model(case: Case, model: Any, keep_layout: bool) -> None:
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(source / name, folder)
+        from_ = source if (source / name).exists() else TEXT / "llama"
+        shutil.copy(from_ / name, folder)
 
 
 def load_reference(folder: Path, auto: Any) -> Any:

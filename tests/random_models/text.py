@@ -8,7 +8,6 @@ from typing import Any
 
 from common import (
     EXACT,
-    TEXT,
     Answer,
     Case,
     Comparison,
@@ -19,6 +18,8 @@ from common import (
     copy_tokenizer,
     draw_model,
     draw_token_ids,
+    drawn_families,
+    folder_of,
     load_engine,
     load_reference,
     read_json,
@@ -29,7 +30,10 @@ from transformers import AutoModelForCausalLM
 
 from mistral_paged import CompletionRequest, Runner, Which
 
-families = text_families
+
+def families() -> list[str]:
+    return sorted(text_families() + drawn_families())
+
 
 HEADS = [(4, 1), (6, 2), (8, 8), (3, 1), (5, 5), (8, 2), (12, 4), (2, 2), (7, 1)]
 """Heads of queries, and of keys and values."""
@@ -166,7 +170,7 @@ SCALINGS: Sequence[Config] = [
 
 def draw_config(family: str, rng: Random) -> Config:
     """The configuration of a family's tiny model with nearly every number in it drawn anew."""
-    whole = read_json(TEXT / family / "config.json")
+    whole = read_json(folder_of(family) / "config.json")
     config = whole.get("text_config", whole)
     for step in (draw_values, draw_heads, draw_layers, draw_states, draw_experts, draw_windows, draw_activation, draw_positions):
         step(config, rng)
@@ -388,6 +392,6 @@ def compare(case: Case) -> Comparison:
     limit = longest_of_first_factors(case.configuration)
     # The decoder of a model that sees is saved by itself, and its configuration as well.
     save_model(case, model, "text_config" not in case.configuration and case.random.random() < 0.5)
-    copy_tokenizer(TEXT / case.family, case.folder)
+    copy_tokenizer(folder_of(case.family), case.folder)
     runner = load_engine(case, Which.Plain(str(case.folder), dtype=EXACT))
     return compare_answers(load_reference(case.folder, AutoModelForCausalLM), engine_answers(runner, case.random, limit))

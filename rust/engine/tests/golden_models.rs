@@ -1,5 +1,7 @@
 //! Tiny models against the outputs of transformers (tests/data/golden).
 
+#[path = "common/cases.rs"]
+mod cases;
 mod common;
 #[path = "common/gguf_writer.rs"]
 mod gguf_writer;
@@ -10,7 +12,8 @@ use std::{
     thread,
 };
 
-use common::{Harness, argmax, gguf, golden_dir, hugging_face, load, log_softmax};
+use cases::{BF16, Case, EXACT, Tolerance, cases_of, check_cases};
+use common::{Harness, gguf, golden_dir, hugging_face, load, log_softmax};
 use device::{
     Backend, KvDType, Precision,
     cpu::{CpuBackend, Isa, ReferenceBackend},
@@ -20,7 +23,6 @@ use engine::{ModelSource, model_runner::ModelRunner};
 use gguf_writer::{Gguf, STRING, U32, string};
 use kernel_tests::{EmulatedDriver, Order};
 use safetensors::{Dtype, SafeTensors};
-use serde::Deserialize;
 
 const HF: [&str; 9] = ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
 const GGUF: [&str; 5] = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"];
@@ -95,45 +97,12 @@ const MIXTURES_GGUF: [&str; 15] = [
     "qwen3_5-moe",
 ];
 
-#[derive(Deserialize)]
-struct Golden {
-    completions: Vec<Case>,
-    chat: Case,
-}
-
-#[derive(Deserialize)]
-struct Case {
-    prompt_ids: Vec<u32>,
-    last_logits: Vec<f32>,
-    argmax: Vec<u32>,
-    argmax_margins: Vec<f32>,
-    prompt_logprobs: Vec<f64>,
-    greedy_ids: Vec<u32>,
-    greedy_logprobs: Vec<f64>,
-    greedy_margins: Vec<f32>,
-}
-
-/// How near the goldens an output must come.
-#[derive(Clone, Copy)]
-struct Tolerance {
-    logprob: f64,
-    margin: f32,
-}
-
-const EXACT: Tolerance = Tolerance { logprob: 2e-3, margin: 5e-3 };
-const BF16: Tolerance = Tolerance { logprob: 0.15, margin: 0.3 };
-
 fn cases(name: &str) -> Vec<Case> {
     cases_in(&golden_dir().join("text").join(name))
 }
 
 fn cases_in(folder: &Path) -> Vec<Case> {
     cases_of(&folder.join("golden.json"))
-}
-
-fn cases_of(path: &Path) -> Vec<Case> {
-    let golden: Golden = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-    golden.completions.into_iter().chain([golden.chat]).collect()
 }
 
 fn models() -> Vec<(&'static str, ModelSource)> {
@@ -144,51 +113,8 @@ fn more_models() -> impl Iterator<Item = (&'static str, ModelSource)> {
     MORE_HF.iter().map(|name| (*name, hugging_face(name))).chain(MORE_GGUF.iter().map(|name| (*name, gguf(name))))
 }
 
-impl Case {
-    /// Prompt and continuation; the last token of the continuation is only predicted.
-    fn ids(&self) -> Vec<u32> {
-        let continuation = &self.greedy_ids[..self.greedy_ids.len() - 1];
-        [&self.prompt_ids, continuation].concat()
-    }
-
-    fn check(&self, logits: &[Vec<f32>], tolerance: Tolerance, what: &str) {
-        let n = self.prompt_ids.len();
-        let close = |got: f64, want: f64, where_: &str| {
-            let error = (got - want).abs();
-            assert!(error <= tolerance.logprob, "{what}, prompt of {n}, {where_}: log probability {got}, golden {want}");
-        };
-        let logprobs: Vec<_> = logits.iter().map(|row| log_softmax(row)).collect();
-        for (i, want) in log_softmax(&self.last_logits).into_iter().enumerate() {
-            close(logprobs[n - 1][i], want, &format!("last position, token {i}"));
-        }
-        assert_eq!((self.prompt_logprobs.len(), self.argmax.len()), (n - 1, n));
-        for (i, want) in self.prompt_logprobs.iter().enumerate() {
-            close(logprobs[i][self.prompt_ids[i + 1] as usize], *want, &format!("prompt position {i}"));
-        }
-        for (i, want) in self.greedy_logprobs.iter().enumerate() {
-            close(logprobs[n - 1 + i][self.greedy_ids[i] as usize], *want, &format!("greedy position {i}"));
-        }
-        let prompt = self.argmax.iter().zip(&self.argmax_margins).enumerate();
-        let greedy = self.greedy_ids.iter().zip(&self.greedy_margins).enumerate().map(|(i, pair)| (n - 1 + i, pair));
-        for (i, (want, margin)) in prompt.chain(greedy) {
-            assert!(
-                *margin <= tolerance.margin || argmax(&logits[i]) == *want,
-                "{what}, prompt of {n}, position {i}: other argmax"
-            );
-        }
-    }
-}
-
 fn check_alone(runner: &mut ModelRunner, name: &str, chunk: usize, tolerance: Tolerance) {
     check_cases(runner, name, cases(name), chunk, tolerance);
-}
-
-fn check_cases(runner: &mut ModelRunner, name: &str, cases: impl IntoIterator<Item = Case>, chunk: usize, tolerance: Tolerance) {
-    let mut harness = Harness::new(runner, 16);
-    for case in cases {
-        let sequence = harness.add(case.ids(), case.prompt_ids.len());
-        case.check(&harness.finish(sequence, chunk), tolerance, &format!("{name} in chunks of {chunk}"));
-    }
 }
 
 /// Logits are the same bits, whole, in chunks and token by token.

@@ -3,6 +3,8 @@
 #![allow(missing_docs)]
 
 mod common;
+#[path = "common/drawn.rs"]
+mod drawn;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -60,7 +62,7 @@ struct GoldenMessage {
 }
 
 fn dir(name: &str) -> PathBuf {
-    common::drawn_vision::folder(name)
+    drawn::seeing(name)
 }
 
 fn golden(name: &str) -> Golden {

@@ -4,6 +4,8 @@
 #![allow(missing_docs)]
 
 mod common;
+#[path = "common/drawn.rs"]
+mod drawn;
 
 use std::{path::Path, sync::Arc};
 
@@ -41,7 +43,7 @@ fn folder(edit: (&str, &str)) -> tempfile::TempDir {
     let config = std::fs::read_to_string(copy.path().join("config.json")).unwrap();
     assert!(config.contains(edit.0), "{}", edit.0);
     std::fs::write(copy.path().join("config.json"), config.replace(edit.0, edit.1)).unwrap();
-    common::drawn_vision::write_weights(&from.join("phi3_v/tensors.json"), copy.path());
+    drawn::write_weights(&from.join("phi3_v/tensors.json"), copy.path(), drawn::vision_value);
     copy
 }
 

@@ -126,6 +126,16 @@ impl<'a> HfFields<'a> {
 }
 
 impl HfFields<'_> {
+    /// With what keys of the file mean where they are absent: an object. A key that is null stays so.
+    #[must_use]
+    pub fn with_defaults(&self, defaults: &Value) -> Self {
+        let mut fields = self.clone();
+        for (key, value) in defaults.as_object().into_iter().flatten() {
+            fields.object.entry(key).or_insert_with(|| value.clone());
+        }
+        fields
+    }
+
     /// The keys that nobody knows, once an architecture has read its own. An [`EngineError::Load`] for one that asks for what is
     /// not computed.
     pub fn unknown_keys(&self) -> Result<Vec<String>, EngineError> {

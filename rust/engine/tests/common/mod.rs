@@ -2,7 +2,6 @@
 
 #![allow(dead_code, missing_docs)]
 
-pub mod drawn_vision;
 pub mod lora;
 pub mod serving;
 

@@ -77,6 +77,7 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             phi2::ARCHITECTURE,
             stablelm::ARCHITECTURE,
             olmo2::ARCHITECTURE,
+            olmo2::OLMO3,
             smollm3::ARCHITECTURE,
             glm4::ARCHITECTURE,
             granite::ARCHITECTURE,

@@ -1,0 +1,106 @@
+//! Tiny models of further families, whose weights are drawn from their names, against Transformers (tests/data/golden/drawn).
+
+#[path = "common/cases.rs"]
+mod cases;
+mod common;
+#[path = "common/drawn.rs"]
+mod drawn;
+
+use std::sync::{Arc, Mutex};
+
+use cases::{BF16, Case, EXACT, cases_of, check_cases};
+use common::{Harness, MAX_TOKENS, golden_dir, load};
+use device::{
+    KvDType, Precision,
+    cpu::{CpuBackend, Isa, ReferenceBackend},
+    cuda::CudaBackend,
+};
+use engine::{model::config::FfnConfig, model_runner::ModelRunner};
+use kernel_tests::{EmulatedDriver, Order};
+
+/// One that is dense, and one with experts.
+const CHUNKED: [&str; 1] = ["olmo3"];
+/// What their kernels are asked for, no other golden asks for.
+const ON_CUDA: [&str; 0] = [];
+
+fn names() -> Vec<String> {
+    let mut names: Vec<_> =
+        golden_dir().join("drawn").read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert!(!names.is_empty());
+    names
+}
+
+fn cases(name: &str) -> Vec<Case> {
+    cases_of(&golden_dir().join("drawn").join(name).join("golden.json"))
+}
+
+fn load_on_cpu(name: &str, precision: Precision, kv_dtype: KvDType) -> ModelRunner {
+    let (_folder, source) = drawn::model(name);
+    load(&source, Arc::new(CpuBackend::new(Isa::detect(), 2).unwrap()), precision, kv_dtype)
+}
+
+#[test]
+fn drawn_models_agree_with_goldens_on_the_best_isa() {
+    for name in names() {
+        check_cases(&mut load_on_cpu(&name, Precision::Exact, KvDType::F32), &name, cases(&name), MAX_TOKENS, EXACT);
+        let mut runner = load_on_cpu(&name, Precision::Fast, KvDType::F16);
+        // Where two experts are nearly tied, the smallest difference flips them.
+        if runner.config().layers.iter().all(|layer| matches!(layer.ffn, FfnConfig::Dense(_))) {
+            check_cases(&mut runner, &name, cases(&name), 17, BF16);
+        }
+    }
+}
+
+#[test]
+fn drawn_models_agree_with_goldens_on_the_reference_backend() {
+    for name in names() {
+        let (_folder, source) = drawn::model(&name);
+        let mut runner = load(&source, Arc::new(ReferenceBackend::new()), Precision::Exact, KvDType::F32);
+        check_cases(&mut runner, &name, cases(&name), 23, EXACT);
+    }
+}
+
+/// In one batch, one beside the other, and each alone token by token: the same bits.
+#[test]
+fn drawn_models_have_the_same_bits_in_chunks_and_beside_others() {
+    for name in CHUNKED {
+        let mut runner = load_on_cpu(name, Precision::Exact, KvDType::F32);
+        let mut harness = Harness::new(&mut runner, 8);
+        let cases = cases(name);
+        let mut left: Vec<usize> = cases.iter().map(|case| case.ids().len()).collect();
+        for case in &cases {
+            harness.add(case.ids(), case.prompt_ids.len());
+        }
+        while left.iter().any(|n| *n > 0) {
+            let work: Vec<_> = left.iter().enumerate().filter(|(_, n)| **n > 0).map(|(i, n)| (i, (*n).min(3 + 4 * i))).collect();
+            harness.step(&work);
+            work.into_iter().for_each(|(i, n)| left[i] -= n);
+        }
+        for (i, case) in cases.iter().enumerate() {
+            let beside = harness.finish(i, 1);
+            case.check(&beside, EXACT, &format!("{name} in a batch"));
+            let alone = harness.add(case.ids(), case.prompt_ids.len());
+            assert!(beside == harness.finish(alone, 1), "{name}: a batch changes bits");
+        }
+    }
+}
+
+/// The short prompt of each, in the emulation.
+#[test]
+fn cuda_backend_agrees_with_drawn_goldens() {
+    let waiting = Mutex::new(ON_CUDA.iter());
+    let next = || waiting.lock().unwrap().next();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(name) = next() {
+                    let (_folder, source) = drawn::model(name);
+                    let backend = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
+                    let mut runner = load(&source, Arc::new(backend), Precision::Exact, KvDType::F32);
+                    check_cases(&mut runner, name, [cases(name).swap_remove(0)], 7, EXACT);
+                }
+            });
+        }
+    });
+}
