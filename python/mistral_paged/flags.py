@@ -64,7 +64,10 @@ MULTIMODAL_ARCHITECTURES = {
     "phi3v": MultimodalArchitecture.Phi3V,
     "qwen2_5vl": MultimodalArchitecture.Qwen2_5VL,
     "qwen2vl": MultimodalArchitecture.Qwen2VL,
+    "qwen3_5": MultimodalArchitecture.Qwen3_5,
+    "qwen3_5moe": MultimodalArchitecture.Qwen3_5Moe,
     "qwen3vl": MultimodalArchitecture.Qwen3VL,
+    "qwen3vlmoe": MultimodalArchitecture.Qwen3VLMoE,
 }
 
 

@@ -108,7 +108,7 @@ pub enum MultimodalArchitecture {
 
 impl MultimodalArchitecture {
     /// Those whose images are computed.
-    const IMPLEMENTED: [Self; 10] = [
+    const IMPLEMENTED: [Self; 13] = [
         Self::LLaVA,
         Self::LLaVANext,
         Self::Idefics2,
@@ -116,6 +116,9 @@ impl MultimodalArchitecture {
         Self::Qwen2VL,
         Self::Qwen2_5VL,
         Self::Qwen3VL,
+        Self::Qwen3VLMoE,
+        Self::Qwen3_5,
+        Self::Qwen3_5Moe,
         Self::Gemma3,
         Self::Mistral3,
         Self::Phi3V,
@@ -131,6 +134,9 @@ impl MultimodalArchitecture {
             Self::Qwen2VL => &["qwen2_vl"],
             Self::Qwen2_5VL => &["qwen2_5_vl"],
             Self::Qwen3VL => &["qwen3_vl"],
+            Self::Qwen3VLMoE => &["qwen3_vl_moe"],
+            Self::Qwen3_5 => &["qwen3_5"],
+            Self::Qwen3_5Moe => &["qwen3_5_moe"],
             Self::Gemma3 => &["gemma3"],
             Self::Mistral3 => &["mistral3"],
             Self::Phi3V => &["phi3_v"],

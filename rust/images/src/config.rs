@@ -5,7 +5,11 @@ use std::{fs, io, path::Path};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::{Filter, ImageError, resize::check_pixels};
+use crate::{
+    Filter, ImageError,
+    resize::check_pixels,
+    tiling::{Canvas, READ_BY, Tiling},
+};
 
 /// A family of image processors: which steps there are, and in which order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -31,6 +35,10 @@ pub enum ProcessorKind {
     Pixtral,
     /// The whole image, then tiles of the HD transform: Phi-3-vision, Phi-3.5-vision.
     Phi3V,
+    /// Whole groups of patches; a large image becomes rows of tiles, then the whole image: LFM2-VL.
+    Lfm2Vl,
+    /// Rows of tiles of the canvas that fits best, then the whole image: Llama 4.
+    Llama4,
 }
 
 const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
@@ -38,7 +46,7 @@ const CLIP_STD: [f32; 3] = [0.268_629_55, 0.261_302_6, 0.275_777_1];
 
 impl ProcessorKind {
     /// By the names in files, less "Fast".
-    const NAMES: [(&str, Self); 11] = [
+    const NAMES: [(&str, Self); 13] = [
         ("CLIPImageProcessor", Self::Clip),
         ("LlavaImageProcessor", Self::Llava),
         ("SiglipImageProcessor", Self::Siglip),
@@ -50,6 +58,8 @@ impl ProcessorKind {
         ("Gemma3ImageProcessor", Self::Gemma3),
         ("PixtralImageProcessor", Self::Pixtral),
         ("Phi3VImageProcessor", Self::Phi3V),
+        ("Lfm2VlImageProcessor", Self::Lfm2Vl),
+        ("Llama4ImageProcessor", Self::Llama4),
     ];
 
     /// What holds where a file says nothing.
@@ -65,7 +75,8 @@ impl ProcessorKind {
             Self::Qwen2Vl => (Filter::Bicubic, Size::Edges { shortest: 56 * 56, longest: 28 * 28 * 1280 }),
             Self::Gemma3 => (Filter::Bilinear, Size::Exact { height: 224, width: 224 }),
             Self::Pixtral => (Filter::Bicubic, Size::LongestEdge(1024)),
-            Self::Phi3V => (Filter::Bilinear, Size::Exact { height: 336, width: 336 }),
+            Self::Phi3V | Self::Llama4 => (Filter::Bilinear, Size::Exact { height: 336, width: 336 }),
+            Self::Lfm2Vl => (Filter::Bilinear, Size::Exact { height: 512, width: 512 }),
         };
         let grid_pinpoints = match self {
             Self::LlavaNext => vec![(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)],
@@ -81,13 +92,19 @@ impl ProcessorKind {
             normalize: Some((mean, std)),
             pad_to_square: false,
             grid_pinpoints,
-            split: self == Self::Idefics3,
-            tile_size: if self == Self::Phi3V { 336 } else { 364 },
-            patch_size: if self == Self::Pixtral { 16 } else { 14 },
-            merge_size: if self == Self::Qwen2Vl { 2 } else { 1 },
+            split: matches!(self, Self::Idefics3 | Self::Lfm2Vl),
+            tile_size: match self {
+                Self::Phi3V => 336,
+                Self::Lfm2Vl => 512,
+                _ => 364,
+            },
+            patch_size: if matches!(self, Self::Pixtral | Self::Lfm2Vl) { 16 } else { 14 },
+            merge_size: if matches!(self, Self::Qwen2Vl | Self::Lfm2Vl) { 2 } else { 1 },
             temporal_patch_size: if self == Self::Qwen2Vl { 2 } else { 1 },
             num_crops: 1,
             pan_and_scan: None,
+            tiling: (self == Self::Lfm2Vl).then_some(Tiling::USUAL),
+            canvas: (self == Self::Llama4).then_some(Canvas::USUAL),
             max_edge: None,
         }
     }
@@ -148,9 +165,9 @@ pub struct Processor {
     pub pad_to_square: bool,
     /// `image_grid_pinpoints`, `(height, width)` each.
     pub grid_pinpoints: Vec<(usize, usize)>,
-    /// `do_image_splitting` of Idefics.
+    /// `do_image_splitting` of Idefics and LFM2-VL.
     pub split: bool,
-    /// Edge of a tile: `max_image_size` of Idefics3; of Phi-3-vision 336.
+    /// Edge of a tile: `max_image_size` of Idefics3, `tile_size` of LFM2-VL; of Phi-3-vision 336.
     pub tile_size: usize,
     /// Edge of a patch, in pixels. Of Pixtral: of what becomes one token, so `spatial_merge_size` is in it.
     pub patch_size: usize,
@@ -162,6 +179,12 @@ pub struct Processor {
     pub num_crops: usize,
     /// If `do_pan_and_scan`.
     pub pan_and_scan: Option<PanAndScan>,
+    /// Of [`ProcessorKind::Lfm2Vl`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tiling: Option<Tiling>,
+    /// Of [`ProcessorKind::Llama4`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canvas: Option<Canvas>,
     /// An image with a longer edge is first made smaller, with its aspect kept. No file sets it.
     pub max_edge: Option<usize>,
 }
@@ -224,16 +247,16 @@ const READ: [&str; 24] = [
 ];
 
 /// Larger edges are a mistake, and would overflow products.
-const MAX_EDGE: u64 = 1 << 16;
+pub(crate) const MAX_EDGE: u64 = 1 << 16;
 
 /// Keys of an object, with errors that name them. `null` is as good as nothing.
-struct Keys<'a> {
+pub(crate) struct Keys<'a> {
     what: &'a str,
     json: &'a Map<String, Value>,
 }
 
 impl<'a> Keys<'a> {
-    fn error(&self, reason: impl Into<String>) -> ImageError {
+    pub(crate) fn error(&self, reason: impl Into<String>) -> ImageError {
         ImageError::Config { what: self.what.into(), reason: reason.into() }
     }
 
@@ -245,16 +268,16 @@ impl<'a> Keys<'a> {
         self.json.get(key).filter(|value| !value.is_null())
     }
 
-    fn bool(&self, key: &str, default: bool) -> Result<bool, ImageError> {
+    pub(crate) fn bool(&self, key: &str, default: bool) -> Result<bool, ImageError> {
         self.get(key).map_or(Ok(default), |value| value.as_bool().ok_or_else(|| self.wrong(key, value, "true or false")))
     }
 
-    fn number(&self, key: &str) -> Result<Option<f64>, ImageError> {
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, ImageError> {
         let number = |value: &Value| value.as_f64().ok_or_else(|| self.wrong(key, value, "a number"));
         self.get(key).map(number).transpose()
     }
 
-    fn up_to(&self, key: &str, max: u64) -> Result<Option<usize>, ImageError> {
+    pub(crate) fn up_to(&self, key: &str, max: u64) -> Result<Option<usize>, ImageError> {
         self.get(key).map(|value| self.whole(key, value, max)).transpose()
     }
 
@@ -332,10 +355,11 @@ impl<'a> Keys<'a> {
     }
 
     /// Keys that nobody reads are refused if they switch something on, and logged otherwise.
-    fn check_rest(&self) -> Result<(), ImageError> {
+    fn check_rest(&self, kind: ProcessorKind) -> Result<(), ImageError> {
+        let is_own = |key: &str| READ_BY.iter().any(|(own, keys)| *own == kind && keys.contains(&key));
         for (key, value) in self.json {
             let off = value.is_null() || value == &Value::Bool(false);
-            if off || IGNORED.contains(&key.as_str()) || READ.contains(&key.as_str()) {
+            if off || IGNORED.contains(&key.as_str()) || READ.contains(&key.as_str()) || is_own(key) {
                 continue;
             }
             if value == &Value::Bool(true) || key == "pad_size" || key == "crop_pct" {
@@ -385,6 +409,12 @@ impl Processor {
             return Ok(None);
         };
         let mut processor = Self::from_json(&what, &json)?;
+        if let (ProcessorKind::Lfm2Vl, Some((what, json))) = (processor.kind, &outer) {
+            let (keys, key) = (Keys { what, json }, "use_image_special_tokens");
+            if !keys.bool(key, true)? {
+                return Err(keys.error(format!("{key} is false, which is not supported; without it images can be processed")));
+            }
+        }
         if let (ProcessorKind::Pixtral, Some((what, json))) = (processor.kind, &outer) {
             // The processor around Pixtral's hands these on to it.
             let keys = Keys { what, json };
@@ -403,7 +433,7 @@ impl Processor {
     pub fn from_json(what: &str, json: &Map<String, Value>) -> Result<Self, ImageError> {
         let keys = Keys { what, json };
         let kind = keys.kind()?;
-        keys.check_rest()?;
+        keys.check_rest(kind)?;
         let mut processor = kind.defaults();
         processor.resize = keys.bool("do_resize", true)?;
         processor.read_size(&keys)?;
@@ -416,7 +446,8 @@ impl Processor {
         if kind == ProcessorKind::Gemma3 {
             processor.pan_and_scan = keys.pan_and_scan()?;
         }
-        if let Some(value) = keys.get("patch_size") {
+        processor.read_tiling(&keys)?;
+        if let Some(value) = keys.get("patch_size").filter(|_| kind != ProcessorKind::Lfm2Vl) {
             let (height, width) = keys.height_width("patch_size", value)?;
             if height != width || height > 1024 {
                 return Err(keys.wrong("patch_size", value, "one edge of at most 1024 for both"));
@@ -433,7 +464,7 @@ impl Processor {
 
     fn read_size(&mut self, keys: &Keys) -> Result<(), ImageError> {
         let max = if self.kind == ProcessorKind::Qwen2Vl { 1 << 32 } else { MAX_EDGE };
-        let square = matches!(self.kind, ProcessorKind::Gemma3 | ProcessorKind::Pixtral);
+        let square = matches!(self.kind, ProcessorKind::Gemma3 | ProcessorKind::Pixtral | ProcessorKind::Llama4);
         self.size = keys.size(square, self.size, max)?;
         if let (ProcessorKind::Qwen2Vl, Size::Edges { shortest, longest }) = (self.kind, &mut self.size) {
             *shortest = keys.up_to("min_pixels", max)?.unwrap_or(*shortest);
@@ -450,8 +481,8 @@ impl Processor {
             (ProcessorKind::Pixtral, size) => {
                 (matches!(size, Size::LongestEdge(_) | Size::Exact { .. }), "longest_edge, or height and width,")
             }
-            (ProcessorKind::Gemma3, size) => (matches!(size, Size::Exact { .. }), "height and width"),
-            (ProcessorKind::Phi3V, _) => (true, ""),
+            (ProcessorKind::Gemma3 | ProcessorKind::Llama4, size) => (matches!(size, Size::Exact { .. }), "height and width"),
+            (ProcessorKind::Phi3V | ProcessorKind::Lfm2Vl, _) => (true, ""),
         };
         if !fits {
             return Err(keys.wrong("size", keys.get("size").unwrap_or(&Value::Null), &format!("an object with {wanted}")));

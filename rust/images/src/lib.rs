@@ -11,6 +11,7 @@ mod orientation;
 mod process;
 mod resize;
 mod sizes;
+mod tiling;
 
 use std::{io, path::PathBuf};
 
@@ -18,6 +19,7 @@ pub use config::{PanAndScan, Processor, ProcessorKind, Size};
 pub use decode::{Limits, decode};
 pub use process::{Processed, Tile};
 pub use resize::{Filter, resize};
+pub use tiling::{Canvas, Tiling};
 
 /// Why there is no image, or no processor.
 #[derive(Debug, thiserror::Error)]

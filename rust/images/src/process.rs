@@ -27,10 +27,10 @@ pub struct Processed {
 }
 
 /// Images of 8 bits, before they become tiles.
-struct Pieces {
-    images: Vec<RgbImage>,
-    grid: (usize, usize),
-    whole: usize,
+pub(crate) struct Pieces {
+    pub(crate) images: Vec<RgbImage>,
+    pub(crate) grid: (usize, usize),
+    pub(crate) whole: usize,
 }
 
 impl From<RgbImage> for Pieces {
@@ -58,6 +58,8 @@ impl Processor {
             ProcessorKind::Idefics2 => self.idefics2(image)?,
             ProcessorKind::Idefics3 => self.idefics3(image)?,
             ProcessorKind::Gemma3 => self.gemma3(image)?,
+            ProcessorKind::Lfm2Vl => self.lfm2_vl(image)?,
+            ProcessorKind::Llama4 => self.llama4(image)?,
             ProcessorKind::Qwen2Vl => self.qwen2_vl(image)?.into(),
             ProcessorKind::Pixtral => self.crop(self.pixtral(image)?).into(),
             ProcessorKind::Llava if self.pad_to_square => self.crop(self.to_size(&self.squared(image)?)?).into(),
@@ -67,7 +69,7 @@ impl Processor {
         Ok(Processed { tiles: images.iter().map(|image| self.tile(image)).collect(), original, grid, whole })
     }
 
-    fn resized(&self, image: &RgbImage, size: (usize, usize)) -> Result<RgbImage, ImageError> {
+    pub(crate) fn resized(&self, image: &RgbImage, size: (usize, usize)) -> Result<RgbImage, ImageError> {
         resize(image, size, self.resample)
     }
 
@@ -252,6 +254,13 @@ impl Processor {
     /// Rescaled and normalised. The product with the factor is of doubles, the rest of floats, as in Transformers.
     fn tile(&self, image: &RgbImage) -> Tile {
         let value = |channel: usize, level: u8| {
+            match (self.kind, self.rescale, self.normalize) {
+                (ProcessorKind::Llama4, Some(factor), Some((mean, std))) => {
+                    return in_bf16(level, factor as f32, mean[channel], std[channel]);
+                }
+                (ProcessorKind::Llama4, Some(factor), None) => return f32::from(level) * factor as f32,
+                _ => {}
+            }
             let value = self.rescale.map_or(f32::from(level), |factor| (f64::from(level) * factor) as f32);
             self.normalize.map_or(value, |(mean, std)| (value - mean[channel]) / std[channel])
         };
@@ -264,12 +273,19 @@ impl Processor {
     }
 }
 
-fn unfit(image: &RgbImage, reason: &str) -> ImageError {
+/// As Llama 4 was trained: each step is rounded to bfloat16.
+fn in_bf16(level: u8, factor: f32, mean: f32, std: f32) -> f32 {
+    let rounded = |value: f32| f32::from_bits(value.to_bits().wrapping_add(0x7fff + (value.to_bits() >> 16 & 1)) & 0xffff_0000);
+    let value = rounded(f32::from(level) * factor);
+    rounded(rounded(value - rounded(mean)) / rounded(std))
+}
+
+pub(crate) fn unfit(image: &RgbImage, reason: &str) -> ImageError {
     ImageError::Unfit { width: image.width(), height: image.height(), reason: reason.into() }
 }
 
 /// Squares, row by row. The image's edges are multiples of theirs.
-fn cut(image: &RgbImage, edge: usize) -> Vec<RgbImage> {
+pub(crate) fn cut(image: &RgbImage, edge: usize) -> Vec<RgbImage> {
     let (height, width) = image.size();
     let corners = (0..height / edge).flat_map(|row| (0..width / edge).map(move |column| (row * edge, column * edge)));
     corners.map(|corner| image.crop(corner, (edge, edge))).collect()

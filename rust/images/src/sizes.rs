@@ -1,6 +1,8 @@
 //! Sizes that images are brought to, `(height, width)` in pixels, in the arithmetic of Transformers 5.23: quotients are doubles,
 //! and what is cut or rounded there is cut or rounded here.
 
+use crate::Canvas;
+
 /// The short edge becomes `edge`.
 pub(crate) fn shortest_edge((height, width): (usize, usize), edge: usize) -> (usize, usize) {
     let long = |short: usize, long: usize| ((edge * long) as f64 / short as f64) as usize;
@@ -67,6 +69,103 @@ pub(crate) fn qwen2_vl((height, width): (usize, usize), factor: usize, min_pixel
         (up(height), up(width))
     } else {
         rounded
+    }
+}
+
+/// LFM2-VL's `smart_resize`: as Qwen2-VL's, but no edge is less than `factor`.
+pub(crate) fn lfm2_vl(size: (usize, usize), factor: usize, min_pixels: usize, max_pixels: usize) -> (usize, usize) {
+    let unit = factor as f64;
+    let round = |edge: usize| ((edge as f64 / unit).round_ties_even() as usize * factor).max(factor);
+    let rounded = (round(size.0), round(size.1));
+    if (min_pixels..=max_pixels).contains(&(rounded.0 * rounded.1)) {
+        return rounded;
+    }
+    let (pixels, too_many) = ((size.0 * size.1) as f64, rounded.0 * rounded.1 > max_pixels);
+    let scaled = |edge: usize| {
+        if too_many {
+            ((edge as f64 / (pixels / max_pixels as f64).sqrt() / unit).floor() as usize * factor).max(factor)
+        } else {
+            (edge as f64 * (min_pixels as f64 / pixels).sqrt() / unit).ceil() as usize * factor
+        }
+    };
+    (scaled(size.0), scaled(size.1))
+}
+
+/// By which LFM2-VL tells whether an image is large: the pixels of whole groups of patches, or of a patch where there is no group.
+pub(crate) fn lfm2_vl_pixels((height, width): (usize, usize), factor: usize, patch: usize) -> usize {
+    let round = |edge: usize| ((edge as f64 / factor as f64).round_ties_even() as usize * factor).max(patch);
+    round(height) * round(width)
+}
+
+/// LFM2-VL's `find_closest_aspect_ratio`: rows and columns of tiles whose shape is nearest to the image's; of grids of one shape
+/// the larger one, if the image has more than half of its pixels.
+pub(crate) fn nearest_grid((height, width): (usize, usize), (least, most): (usize, usize), tile: usize) -> (usize, usize) {
+    let ratio = width as f64 / height as f64;
+    let mut grids: Vec<_> = (1..=most).flat_map(|columns| (1..=most / columns).map(move |rows| (rows, columns))).collect();
+    grids.retain(|(rows, columns)| rows * columns >= least);
+    grids.sort_by_key(|(rows, columns)| rows * columns);
+    let (mut nearest, mut best) = (f64::INFINITY, (1, 1));
+    for (rows, columns) in grids {
+        let distance = (ratio - columns as f64 / rows as f64).abs();
+        let is_filled = (height * width) as f64 > 0.5 * (tile * tile * rows * columns) as f64;
+        if distance < nearest || (distance == nearest && is_filled) {
+            (nearest, best) = (distance, (rows, columns));
+        }
+    }
+    best
+}
+
+/// The grids of tiles that Llama 4 knows, `(rows, columns)`: those of the most tiles first, behind each the others of its shape.
+fn llama4_grids(max_tiles: usize) -> Vec<(usize, usize)> {
+    let mut shapes: Vec<Vec<(usize, usize)>> = Vec::new();
+    for count in (1..=max_tiles).rev() {
+        for rows in (1..=count).filter(|rows| count % rows == 0) {
+            let columns = count / rows;
+            match shapes.iter_mut().find(|shape| shape[0].0 * columns == rows * shape[0].1) {
+                Some(shape) => shape.push((rows, columns)),
+                None => shapes.push(vec![(rows, columns)]),
+            }
+        }
+    }
+    shapes.concat()
+}
+
+/// Llama 4's `get_best_fit`: rows and columns of the canvas on which the image becomes larger by the least, or by the most where
+/// that is asked for; where it has to become smaller, by the least; of equal ones the smallest. In f32, as the model was trained.
+pub(crate) fn llama4_canvas((height, width): (usize, usize), tile: usize, canvas: Canvas) -> (usize, usize) {
+    let grids = llama4_grids(canvas.max_tiles);
+    let scale = |&(rows, columns): &(usize, usize)| {
+        let (down, across) = ((rows * tile) as f32 / height as f32, (columns * tile) as f32 / width as f32);
+        down.min(across)
+    };
+    let larger = grids.iter().map(scale).filter(|scale| *scale >= 1.0);
+    let chosen = if canvas.is_largest { larger.reduce(f32::max) } else { larger.reduce(f32::min) };
+    let chosen = chosen.or_else(|| grids.iter().map(scale).reduce(f32::max));
+    let fitting = grids.iter().filter(|grid| Some(scale(grid)) == chosen);
+    fitting.min_by_key(|(rows, columns)| rows * columns).copied().unwrap_or((1, 1))
+}
+
+/// Llama 4's `get_max_res_without_distortion`: the size of the image on its canvas, on which it grows to a tile's edge at most,
+/// unless the largest is asked for. Where the canvas limits it, quotients are of f32, and else of f64.
+pub(crate) fn llama4_fit((height, width): (usize, usize), size: (usize, usize), tile: usize, canvas: Canvas) -> (usize, usize) {
+    let bound = |edge: usize, of_canvas: usize| {
+        let own = if canvas.is_largest { usize::MAX } else { edge.max(tile) };
+        if of_canvas < own { (of_canvas, true) } else { (own, false) }
+    };
+    let ((to_height, high), (to_width, wide)) = (bound(height, size.0), bound(width, size.1));
+    let scale = |to: usize, edge: usize, is_f32: bool| {
+        if is_f32 { f64::from(to as f32 / edge as f32) } else { to as f64 / edge as f64 }
+    };
+    let (down, across) = (scale(to_height, height, high), scale(to_width, width, wide));
+    let is_less = if high || wide { (across as f32) < down as f32 } else { across < down };
+    let scaled = |edge: usize, scale: f64, is_f32: bool| {
+        let scaled = if is_f32 { f64::from(edge as f32 * scale as f32) } else { edge as f64 * scale };
+        scaled.floor() as usize
+    };
+    if is_less {
+        (scaled(height, across, wide).min(to_height).max(1), to_width.max(1))
+    } else {
+        (to_height.max(1), scaled(width, down, high).min(to_width).max(1))
     }
 }
 

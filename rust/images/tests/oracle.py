@@ -18,6 +18,7 @@ import struct
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, PngImagePlugin
@@ -117,19 +118,81 @@ CONFIGS = [
     },
     {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 112}, "patch_size": 14},
     {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 300}, "patch_size": {"height": 32, "width": 32}},
+    {"image_processor_type": "Lfm2VlImageProcessor"},
+    {"image_processor_type": "Lfm2VlImageProcessorFast", "tile_size": 64, "min_image_tokens": 2, "max_image_tokens": 8},
+    {
+        "image_processor_type": "Lfm2VlImageProcessor",
+        "tile_size": 60,
+        "encoder_patch_size": 10,
+        "downsample_factor": 3,
+        "min_image_tokens": 1,
+        "max_image_tokens": 4,
+        "min_tiles": 3,
+        "max_tiles": 5,
+        "max_pixels_tolerance": 1.0,
+        "use_thumbnail": False,
+        "resample": 3,
+    },
+    {"image_processor_type": "Lfm2VlImageProcessor", "max_image_tokens": 20, "min_image_tokens": 9, "do_image_splitting": False},
+    {"image_processor_type": "Llama4ImageProcessorFast", "size": {"height": 56, "width": 56}},
+    {
+        "image_processor_type": "Llama4ImageProcessor",
+        "size": {"height": 40, "width": 40},
+        "max_patches": 5,
+        "image_mean": [0.4, 0.5, 0.6],
+        "image_std": [0.3, 0.2, 0.25],
+    },
+    {"image_processor_type": "Llama4ImageProcessor", "size": 64, "max_patches": 6, "resize_to_max_canvas": True},
+    {"image_processor_type": "Llama4ImageProcessor", "size": 72, "max_patches": 1, "do_normalize": False},
 ]
 
 
 def processor_class(name: str) -> type:
-    """The one over Pillow."""
+    """The one over Pillow; of the two that there are only over torchvision, that with Pillow's resizing."""
     import transformers
 
-    return getattr(transformers, name.removesuffix("Fast") + "Pil")
+    name = name.removesuffix("Fast")
+    made = {"Lfm2VlImageProcessor": with_arrays, "Llama4ImageProcessor": lambda processor: processor}.get(name)
+    if made is None:
+        return getattr(transformers, name + "Pil")
+    transformers.image_processing_backends.TorchvisionBackend.resize = resize_by_pillow
+    return made(getattr(transformers, name))
+
+
+def resize_by_pillow(_self: object, images: Any, size: Any, resample: int, **_options: object) -> Any:
+    import torch
+
+    edges = int(size.width), int(size.height)
+    levels = images.permute(0, 2, 3, 1).numpy()
+    resized = [np.asarray(Image.fromarray(image).resize(edges, int(resample))) for image in levels]
+    return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2)
+
+
+def with_arrays(processor: type) -> type:
+    """Rescales and normalises as the processors over Pillow do."""
+    import torch
+    from transformers.image_transforms import normalize, rescale
+
+    def steps(_self: object, images: Any, _rescale: bool, factor: float, _normalize: bool, mean: Any, std: Any) -> Any:
+        scaled = [rescale(image, factor, dtype=np.float32) for image in images.numpy()]
+        normal = [normalize(image, mean, std, input_data_format="channels_first") for image in scaled]
+        return torch.from_numpy(np.stack(normal))
+
+    return type(processor.__name__, (processor,), {"rescale_and_normalize": steps})
+
+
+def tile_of_patches(values: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    """Of `[patches, side * side * 3]`, behind which is what fills a batch up."""
+    (rows, columns), side = shape.tolist(), math.isqrt(values.shape[1] // 3)
+    patches = values[: rows * columns].reshape(rows, columns, side, side, 3)
+    return np.ascontiguousarray(patches.transpose(4, 0, 2, 1, 3).reshape(3, rows * side, columns * side))
 
 
 def tiles(output: dict) -> list[np.ndarray]:
     """Without what fills a batch up. Qwen2-VL: one array of patches."""
     values = output["pixel_values"]
+    if "spatial_shapes" in output:
+        return [tile_of_patches(*each) for each in zip(values, output["spatial_shapes"], strict=True)]
     masks = output.get("pixel_attention_mask")
     if masks is not None:
         kept = [(mask[:, 0].sum(), mask[0].sum()) for mask in masks[0]]
@@ -141,11 +204,13 @@ def processed(config: dict) -> list[str]:
     """A digest for each of SIZES, or "refused"."""
     arguments = {key: value for key, value in config.items() if key != "image_processor_type"}
     processor = processor_class(config["image_processor_type"])(**arguments)
+    # bfloat16, in which Llama 4's are, is unknown to numpy.
+    kind = "pt" if config["image_processor_type"].startswith("Llama4") else "np"
     results = []
     for seed, (width, height) in enumerate(SIZES):
         try:
-            made = tiles(processor(images=[image(seed, width, height)], return_tensors="np"))
-            results.append(digest(*(np.ascontiguousarray(tile, np.float32) for tile in made)))
+            made = tiles(processor(images=[image(seed, width, height)], return_tensors=kind))
+            results.append(digest(*(np.ascontiguousarray(tile.float() if kind == "pt" else tile, np.float32) for tile in made)))
         except (ValueError, ZeroDivisionError) as error:
             print(config["image_processor_type"], width, height, error, file=sys.stderr)
             results.append("refused")

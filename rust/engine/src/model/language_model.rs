@@ -7,8 +7,8 @@ use crate::vision;
 
 /// What Transformers takes where the configuration of a language model within another says nothing: such files have only what
 /// differs from it. An older file has no `rope_parameters`, and may lack the base of its rotations, too.
-fn usual() -> [(&'static str, Value); 10] {
-    [
+fn usual() -> Vec<(&'static str, Value)> {
+    vec![
         (
             "gemma3_text",
             json!({
@@ -73,6 +73,27 @@ fn usual() -> [(&'static str, Value); 10] {
                 "rms_norm_eps": 1e-6, "rope_theta": 5e5,
             }),
         ),
+        (
+            "qwen3_vl_moe_text",
+            json!({
+                "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+                "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 128_000, "rms_norm_eps": 1e-6,
+                "rope_theta": 5e5, "moe_intermediate_size": 1408, "num_experts_per_tok": 4, "num_experts": 60,
+            }),
+        ),
+        (
+            "qwen3_5_text",
+            qwen3_5(
+                &json!({ "hidden_size": 4096, "num_hidden_layers": 32, "num_key_value_heads": 4, "intermediate_size": 12_288 }),
+            ),
+        ),
+        (
+            "qwen3_5_moe_text",
+            qwen3_5(&json!({
+                "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2, "moe_intermediate_size": 512,
+                "shared_expert_intermediate_size": 512, "num_experts_per_tok": 8, "num_experts": 256,
+            })),
+        ),
     ]
 }
 
@@ -83,6 +104,19 @@ fn qwen2_vl() -> Value {
         "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5,
         "rope_theta": 1e6,
     })
+}
+
+/// Of both kinds, beside their own.
+fn qwen3_5(own: &Value) -> Value {
+    let mut usual = json!({
+        "vocab_size": 248_320, "num_attention_heads": 16, "head_dim": 256, "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    });
+    for (key, value) in own.as_object().into_iter().flatten() {
+        usual[key] = value.clone();
+    }
+    usual
 }
 
 /// The configuration of the language model of one that sees; of a model of text its own.

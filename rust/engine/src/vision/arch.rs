@@ -1,12 +1,14 @@
 //! Families of models that see: each maps its configuration to the one encoder.
 
+mod qwen;
+
 use device::{Activation, NormKind};
 use images::Processor;
 use serde_json::{Map, Value};
 
 use super::config::{
-    Arrangement, DeepStack, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup,
-    ResamplerConfig, TowerConfig, TowerNames, VisionConfig, Windows,
+    Arrangement, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup, ResamplerConfig,
+    TowerConfig, TowerNames, VisionConfig,
 };
 use crate::{
     EngineError,
@@ -25,14 +27,15 @@ struct Family {
 }
 
 /// Every family whose images are computed.
-const FAMILIES: [Family; 10] = [
+const FAMILIES: [Family; 11] = [
     Family { model_types: &["llava"], is_one: false, read: llava },
     Family { model_types: &["llava_next"], is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], is_one: false, read: idefics2 },
     Family { model_types: &["idefics3", "smolvlm"], is_one: false, read: idefics3 },
-    Family { model_types: &["qwen2_vl"], is_one: false, read: qwen2_vl },
-    Family { model_types: &["qwen2_5_vl"], is_one: false, read: qwen2_5_vl },
-    Family { model_types: &["qwen3_vl"], is_one: false, read: qwen3_vl },
+    Family { model_types: &["qwen2_vl"], is_one: false, read: qwen::qwen2_vl },
+    Family { model_types: &["qwen2_5_vl"], is_one: false, read: qwen::qwen2_5_vl },
+    Family { model_types: &["qwen3_vl", "qwen3_vl_moe"], is_one: false, read: qwen::qwen3_vl },
+    Family { model_types: &["qwen3_5", "qwen3_5_moe"], is_one: false, read: qwen::qwen3_5 },
     Family { model_types: &["gemma3"], is_one: false, read: gemma3 },
     Family { model_types: &["mistral3"], is_one: false, read: mistral3 },
     Family { model_types: &["phi3_v"], is_one: true, read: phi3_v },
@@ -277,28 +280,6 @@ const PIXTRAL: TowerNames = TowerNames {
     is_paired: false,
 };
 
-const QWEN2: TowerNames = TowerNames {
-    patch: "patch_embed.proj",
-    positions: "",
-    class: "",
-    pre_norm: "",
-    post_norm: "",
-    attn_norm: "blocks.*.norm1",
-    qkv: ["blocks.*.attn.qkv"; 3],
-    attn_output: "blocks.*.attn.proj",
-    ffn_norm: "blocks.*.norm2",
-    gate: "",
-    up: "blocks.*.mlp.fc1",
-    down: "blocks.*.mlp.fc2",
-    is_paired: false,
-};
-
-const QWEN2_5: TowerNames =
-    TowerNames { gate: "blocks.*.mlp.gate_proj", up: "blocks.*.mlp.up_proj", down: "blocks.*.mlp.down_proj", ..QWEN2 };
-
-const QWEN3: TowerNames =
-    TowerNames { positions: "pos_embed.weight", up: "blocks.*.mlp.linear_fc1", down: "blocks.*.mlp.linear_fc2", ..QWEN2 };
-
 /// In older checkpoints the tower has a name within it, and in newer ones everything is below `model`.
 const PLACES: Places = Places {
     tower: &[
@@ -311,10 +292,6 @@ const PLACES: Places = Places {
     projector: &["multi_modal_projector.", "model.multi_modal_projector.", "model.connector."],
     newline: &["", "model."],
 };
-
-/// The same of Qwen's.
-const QWEN_PLACES: Places =
-    Places { tower: &["visual.", "model.visual."], projector: &["visual.merger.", "model.visual.merger."], newline: &[] };
 
 /// The same of Phi-3-vision's.
 const PHI3_PLACES: Places = Places {
@@ -492,87 +469,4 @@ fn phi3_v(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
         has_own_file: false,
         processor: reader.processor.clone(),
     })
-}
-
-/// What Qwen2-VL and Qwen2.5-VL have in common: `hidden` is the width of the tower.
-fn qwen(reader: &Reader<'_, '_>, architecture: &'static str, tower: TowerConfig) -> Result<VisionConfig, EngineError> {
-    let merge = reader.size("spatial_merge_size", 2)?;
-    let columns = Regroup::Squares(merge).columns(tower.hidden_size);
-    let norm = ProjectorNorm { name: "ln_q", kind: tower.norm, eps: 1e-6, offset: 0.0 };
-    let first = ProjectorLayer { out_features: columns, activation: Some(Activation::Gelu), ..reader.last("mlp.0") };
-    let layers = vec![first, reader.last("mlp.2")];
-    let projector = ProjectorConfig { norm: Some(norm), regroup: Regroup::Squares(merge), late_norm: None, layers };
-    Ok(VisionConfig { places: QWEN_PLACES, ..reader.config(architecture, tower, projector)? })
-}
-
-/// A tower of Qwen's, of such a width.
-fn qwen_tower(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<TowerConfig, EngineError> {
-    let theta = reader.vision.child("rope_parameters")?.map(|rope| rope.number("rope_theta")).transpose()?.flatten();
-    Ok(TowerConfig {
-        hidden_size,
-        num_heads: reader.size("num_heads", 16)?,
-        intermediate_size: reader.size("intermediate_size", 3420)?,
-        num_layers: reader.size("depth", 32)?,
-        patch_size: reader.size("patch_size", 14)?,
-        num_frames: reader.size("temporal_patch_size", 2)?,
-        norm: NormKind::Layer,
-        eps: 1e-6,
-        activation: Reader::activation(&reader.vision, "hidden_act", "quick_gelu")?,
-        is_gated: false,
-        positions: Positions::Rotary { theta: theta.unwrap_or(10_000.0), takes_turns: false },
-        has_class: false,
-        has_pre_norm: false,
-        has_post_norm: false,
-        windows: None,
-        names: QWEN2,
-    })
-}
-
-/// Qwen2-VL (arXiv:2409.12191).
-fn qwen2_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
-    let tower = qwen_tower(reader, reader.size("embed_dim", 1280)?)?;
-    let intermediate_size = (f64::from(reader.number("mlp_ratio", 4.0)?) * tower.hidden_size as f64) as usize;
-    qwen(reader, "qwen2_vl", TowerConfig { intermediate_size, ..tower })
-}
-
-/// Qwen2.5-VL (arXiv:2502.13923).
-fn qwen2_5_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
-    let tower = qwen_tower(reader, reader.size("hidden_size", 1280)?)?;
-    let merge = reader.size("spatial_merge_size", 2)?.max(1);
-    let side = reader.size("window_size", 112)? / merge / tower.patch_size.max(1) * merge;
-    if side == 0 {
-        return Err(reader.vision.error("window_size", "is less than what becomes one vector"));
-    }
-    let full_layers = reader.vision.layers("fullatt_block_indexes")?.unwrap_or_else(|| vec![7, 15, 23, 31]);
-    let windows = Some(Windows { side, full_layers });
-    qwen(reader, "qwen2_5_vl", TowerConfig { norm: NormKind::Rms, is_gated: true, windows, names: QWEN2_5, ..tower })
-}
-
-/// Qwen3-VL (arXiv:2511.21631).
-fn qwen3_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
-    let tower = qwen_tower(reader, reader.size("hidden_size", 1152)?)?;
-    let side = reader.size("num_position_embeddings", 2304)?.isqrt();
-    let Positions::Rotary { theta, .. } = tower.positions else { unreachable!("a tower of Qwen's rotates") };
-    let tower = TowerConfig {
-        patch_size: reader.size("patch_size", 16)?,
-        num_layers: reader.size("depth", 27)?,
-        intermediate_size: reader.size("intermediate_size", 4304)?,
-        activation: Reader::activation(&reader.vision, "hidden_act", "gelu_pytorch_tanh")?,
-        positions: Positions::Interpolated { side, theta },
-        names: QWEN3,
-        ..tower
-    };
-    let merge = reader.size("spatial_merge_size", 2)?;
-    let columns = Regroup::Squares(merge).columns(tower.hidden_size);
-    let first = ProjectorLayer { out_features: columns, activation: Some(Activation::Gelu), ..reader.last("linear_fc1") };
-    let layers = vec![first, reader.last("linear_fc2")];
-    let norm = Some(ProjectorNorm { name: "norm", kind: NormKind::Layer, eps: 1e-6, offset: 0.0 });
-    let projector = ProjectorConfig { norm, regroup: Regroup::Squares(merge), late_norm: None, layers };
-    let indexes = reader.vision.layers("deepstack_visual_indexes")?.unwrap_or_else(|| vec![8, 16, 24]);
-    let deep = |(number, layer): (usize, usize)| {
-        let projector = ProjectorConfig { norm: None, late_norm: projector.norm.clone(), ..projector.clone() };
-        DeepStack { layer, projector, place: format!("deepstack_merger_list.{number}.") }
-    };
-    let deep = indexes.into_iter().enumerate().map(deep).collect();
-    Ok(VisionConfig { places: QWEN_PLACES, deep, ..reader.config("qwen3_vl", tower, projector)? })
 }

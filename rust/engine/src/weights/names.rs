@@ -134,7 +134,7 @@ pub enum Role {
 /// The names of an architecture's Hugging Face checkpoints that differ from the usual ones. A `*` stands for the numbers 0, 1,
 /// ... of several vectors or of experts; without one, experts are stacked in one tensor. A `$` at the end says that no `.weight`
 /// follows, and `_bias` instead of `.bias`. Behind it may be said how stacked matrices lie, as in NumPy: `.T` of their transpose,
-/// `[1::2]` of every second row from row 1 on.
+/// `.T?` of that unless the shape is of themselves, `[1::2]` of every second row from row 1 on.
 pub type Names = &'static [(Role, &'static str)];
 
 impl Role {
@@ -297,6 +297,8 @@ impl ModelPlace {
 pub struct Place {
     /// The transpose is there.
     pub is_transposed: bool,
+    /// Unless the tensor has the shape of what is not transposed.
+    pub or_plain: bool,
     /// Its first row among those that are there.
     pub first: usize,
     /// From each of its rows to the next.
@@ -306,7 +308,7 @@ pub struct Place {
 impl Place {
     /// All rows, one after the other.
     pub fn is_plain(self) -> bool {
-        self == Self { is_transposed: false, first: 0, step: 1 }
+        self == Self { is_transposed: false, or_plain: false, first: 0, step: 1 }
     }
 }
 
@@ -386,9 +388,10 @@ impl WeightId {
         let own = names.iter().find(|(role, _)| *role == self.role).map_or(self.role.names().1, |(_, name)| name);
         let place = own.split_once('$').map_or("", |(_, place)| place);
         let (is_transposed, rows) = place.strip_prefix(".T").map_or((false, place), |rows| (true, rows));
+        let (or_plain, rows) = rows.strip_prefix('?').map_or((false, rows), |rows| (true, rows));
         let rows = rows.trim_matches(['[', ']']).split_once("::");
         let (first, step) = rows.and_then(|(first, step)| Some((first.parse().ok()?, step.parse().ok()?))).unwrap_or((0, 1));
-        Place { is_transposed, first, step }
+        Place { is_transposed, or_plain, first, step }
     }
 
     fn full(self, layers: &str, name: &str) -> String {

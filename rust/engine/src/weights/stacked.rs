@@ -43,13 +43,14 @@ pub fn read(
     if is_mxfp4(files, name) && !is_vector {
         return read_mxfp4(files, name, place, (index, count), [rows, cols]);
     }
-    let expected = match (is_vector, place.is_transposed) {
+    let (view, stored) = files.tensor(name)?;
+    let is_transposed = place.is_transposed && !(place.or_plain && stored == [count, stored_rows, cols]);
+    let expected = match (is_vector, is_transposed) {
         // Of a bias, what is a row of the matrix is an element.
         (true, _) => vec![count, cols.saturating_mul(place.step)],
         (false, true) => vec![count, cols, stored_rows],
         (false, false) => vec![count, stored_rows, cols],
     };
-    let (view, stored) = files.tensor(name)?;
     if stored != expected {
         return Err(files.error(&format!("tensor `{name}` has shape {stored:?}; the configuration asks for {expected:?}")));
     }
@@ -62,7 +63,7 @@ pub fn read(
     for row in 0..rows {
         for col in 0..cols {
             let (row, col) = if is_vector { (0, place.first + col * place.step) } else { (place.first + row * place.step, col) };
-            bytes.extend_from_slice(if place.is_transposed && !is_vector { element(col, row) } else { element(row, col) });
+            bytes.extend_from_slice(if is_transposed && !is_vector { element(col, row) } else { element(row, col) });
         }
     }
     own.release();

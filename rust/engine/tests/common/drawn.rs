@@ -2,7 +2,11 @@
 
 #![allow(dead_code, missing_docs)]
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
 
 use engine::ModelSource;
 use safetensors::tensor::{Dtype, TensorView, serialize};
@@ -49,6 +53,43 @@ pub fn text_value(name: &str, shape: &[usize], u: f32) -> f32 {
         }
     };
     f32::from_bits(value.to_bits() & 0xffff_0000)
+}
+
+/// The same of a model that sees.
+pub fn vision_value(name: &str, shape: &[usize], u: f32) -> f32 {
+    match shape {
+        _ if name.contains("norm") && name.ends_with("weight") => 1.0 + 0.5 * u,
+        [_] => 0.25 * u,
+        _ => 0.5 * u,
+    }
+}
+
+/// The folder of a tiny model that sees. Where its golden has no weights, they are drawn beside it, and what a model needs
+/// besides is that of another.
+pub fn seeing(name: &str) -> PathBuf {
+    static DRAWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let folder = golden_dir().join("vision").join(name);
+    let shapes = folder.join("tensors.json");
+    let mut drawn = DRAWN.lock().unwrap();
+    if !shapes.exists() || !drawn.insert(name.to_owned()) {
+        return folder;
+    }
+    // Other tests may be reading: a file appears whole, and stays if it is what it would be.
+    let fresh = tempfile::tempdir_in(golden_dir()).unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json", "image0.png", "image1.png"] {
+        if !folder.join(file).exists() {
+            std::fs::copy(golden_dir().join("vision/qwen3_vl").join(file), fresh.path().join(file)).unwrap();
+        }
+    }
+    write_weights(&shapes, fresh.path(), vision_value);
+    for entry in std::fs::read_dir(fresh.path()).unwrap() {
+        let entry = entry.unwrap();
+        let place = folder.join(entry.file_name());
+        if std::fs::read(&place).ok() != Some(std::fs::read(entry.path()).unwrap()) {
+            std::fs::rename(entry.path(), place).unwrap();
+        }
+    }
+    folder
 }
 
 /// A model of tests/data/golden/drawn, complete, in a folder that goes with what is returned.

@@ -95,6 +95,7 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             mixtral::ARCHITECTURE,
             qwen2_moe::ARCHITECTURE,
             qwen3_moe::ARCHITECTURE,
+            qwen3_moe::VL,
             granite_moe::ARCHITECTURE,
             phimoe::ARCHITECTURE,
             glm4_moe::ARCHITECTURE,

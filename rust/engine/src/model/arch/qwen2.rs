@@ -58,17 +58,21 @@ pub(super) fn read_vl_gguf(
     takes_turns: bool,
 ) -> Result<DecoderConfig, EngineError> {
     let mut config = fields.decoder(architecture, RopeStyle::Neox)?;
-    let key = "rope.dimension_sections";
-    if let Some(value) = fields.metadata.get(&format!("{}.{key}", fields.prefix)) {
-        let sizes = match value {
-            MetadataValue::Ints(list) if list.len() == 3 || list.len() == 4 && list[3] == 0 => &list[..3],
-            _ => &[],
-        };
-        let sizes = sizes.iter().filter_map(|size| usize::try_from(*size).ok()).collect::<Vec<_>>();
-        let sections = <[usize; 3]>::try_from(sizes).map_err(|_| fields.error(key, "must be three sizes"))?;
-        config.ropes[0].axes = Some(RopeAxes { sections, takes_turns });
-    }
+    config.ropes[0].axes = gguf_axes(fields, takes_turns)?;
     Ok(config)
+}
+
+/// By which coordinates the language model of a GGUF file rotates.
+pub(super) fn gguf_axes(fields: &GgufFields<'_>, takes_turns: bool) -> Result<Option<RopeAxes>, EngineError> {
+    let key = "rope.dimension_sections";
+    let Some(value) = fields.metadata.get(&format!("{}.{key}", fields.prefix)) else { return Ok(None) };
+    let sizes = match value {
+        MetadataValue::Ints(list) if list.len() == 3 || list.len() == 4 && list[3] == 0 => &list[..3],
+        _ => &[],
+    };
+    let sizes = sizes.iter().filter_map(|size| usize::try_from(*size).ok()).collect::<Vec<_>>();
+    let sections = <[usize; 3]>::try_from(sizes).map_err(|_| fields.error(key, "must be three sizes"))?;
+    Ok(Some(RopeAxes { sections, takes_turns }))
 }
 
 /// Qwen's rule: no window unless `use_sliding_window`; then the layers that `layer_types` names, else those from

@@ -2,7 +2,7 @@
 
 use device::{RopeStyle, RouterScore};
 
-use super::{Architecture, qwen2_moe};
+use super::{Architecture, qwen2, qwen2_moe};
 use crate::{
     EngineError,
     model::{
@@ -14,6 +14,9 @@ use crate::{
 
 /// Every fourth layer has attention.
 const INTERVAL: usize = 4;
+
+/// Pairs that rotate by time, row and column, where a file does not say.
+const SECTIONS: [usize; 3] = [11, 11, 10];
 
 const NAMES: Names = &[
     (Role::Conv, "linear_attn.conv1d"),
@@ -40,8 +43,11 @@ pub(super) const QWEN3_5: Architecture = Architecture {
     class: "Qwen3_5ForCausalLM",
     gguf: "qwen35",
     names: NAMES,
-    from_hf: |fields| from_hf("qwen3_5_text", fields, DeltaLayout::Apart),
-    from_gguf: |fields| with_gguf_layers(fields.decoder("qwen3_5_text", RopeStyle::Neox)?, fields, DeltaLayout::Tiled),
+    from_hf: |fields| with_axes(from_hf("qwen3_5_text", fields, DeltaLayout::Apart)?, fields),
+    from_gguf: |fields| {
+        let config = with_gguf_layers(fields.decoder("qwen3_5_text", RopeStyle::Neox)?, fields, DeltaLayout::Tiled)?;
+        with_gguf_axes(config, fields)
+    },
 };
 
 pub(super) const QWEN3_5_MOE: Architecture = Architecture {
@@ -49,16 +55,22 @@ pub(super) const QWEN3_5_MOE: Architecture = Architecture {
     class: "Qwen3_5MoeForCausalLM",
     gguf: "qwen35moe",
     names: NAMES,
-    from_hf: |fields| with_experts(from_hf("qwen3_5_moe_text", fields, DeltaLayout::Apart)?, fields),
-    from_gguf: |fields| gguf_mixture("qwen3_5_moe_text", fields, DeltaLayout::Tiled),
+    from_hf: |fields| {
+        // No layer is without experts, so the published files have no width of one.
+        let mut fields = fields.clone();
+        if let (None, Some(width)) = (fields.value("intermediate_size"), fields.value("moe_intermediate_size")) {
+            fields.object.insert("intermediate_size".into(), width);
+        }
+        let config = from_hf("qwen3_5_moe_text", &fields, DeltaLayout::Apart)?;
+        with_experts(with_axes(config, &fields)?, &fields)
+    },
+    from_gguf: |fields| with_gguf_axes(gguf_mixture("qwen3_5_moe_text", fields, DeltaLayout::Tiled)?, fields),
 };
 
 fn from_hf(architecture: &'static str, fields: &HfFields<'_>, layout: DeltaLayout) -> Result<DecoderConfig, EngineError> {
     let bias = fields.flag("attention_bias")?.unwrap_or(false);
     let mut config = fields.partly_rotated(architecture, 0.25)?;
     config.norm.offset = 1.0;
-    // Text alone is at the same place in all three dimensions, so that their shares of a head do not matter.
-    fields.rope_value("mrope_section")?;
     let interval = fields.size("full_attention_interval")?.unwrap_or(INTERVAL).max(1);
     let usual = |layer: usize| !(layer + 1).is_multiple_of(interval);
     let is_recurrent = fields.recurrent_layers(config.layers.len(), &["linear_attention"], usual)?;
@@ -81,6 +93,18 @@ fn from_hf(architecture: &'static str, fields: &HfFields<'_>, layout: DeltaLayou
     };
     let config = config.with_layers(|layer| (layer.attention.qkv_bias, layer.attention.output_bias) = (bias, bias));
     Ok(with_layers(config, delta, |layer| is_recurrent[layer]))
+}
+
+/// With rotation by time, row and column, which take turns.
+fn with_axes(mut config: DecoderConfig, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    config.ropes[0].axes = fields.axes_in_turns(config.ropes[0].rotary_dim / 2, SECTIONS)?;
+    Ok(config)
+}
+
+/// The same of a GGUF file.
+fn with_gguf_axes(mut config: DecoderConfig, fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+    config.ropes[0].axes = qwen2::gguf_axes(fields, true)?;
+    Ok(config)
 }
 
 fn with_experts(config: DecoderConfig, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {

@@ -59,6 +59,19 @@ impl HfFields<'_> {
         Ok(sections.map(|sections| RopeAxes { sections, takes_turns }))
     }
 
+    /// The same of those whose axes take turns over `pairs` pairs, with these sections unless the file has others.
+    pub fn axes_in_turns(&self, pairs: usize, usual: [usize; 3]) -> Result<Option<RopeAxes>, EngineError> {
+        if let Some(rope) = self.rope_object()?
+            && rope.flag("mrope_interleaved")? == Some(false)
+        {
+            return Err(rope.error("mrope_interleaved", "is false; implemented: true"));
+        }
+        let of = |axis: usize| (0..pairs).filter(|pair| pair % 3 == axis && *pair < 3 * usual[axis]).count();
+        let (rows, columns) = (of(1), of(2));
+        let sections = self.rope_axes()?.map_or([pairs - rows - columns, rows, columns], |axes| axes.sections);
+        Ok(Some(RopeAxes { sections, takes_turns: true }))
+    }
+
     fn rope_scaling(&self, fields: &Self) -> Result<RopeScaling, EngineError> {
         let kind = match fields.text("rope_type")? {
             Some(kind) => kind,

@@ -1,0 +1,159 @@
+//! How LFM2-VL and Llama 4 cut images.
+
+use serde::Serialize;
+
+use crate::{
+    ImageError, Processor, ProcessorKind, RgbImage, Size,
+    config::{Keys, MAX_EDGE},
+    process::{Pieces, cut, unfit},
+    resize::check_pixels,
+    sizes,
+};
+
+/// When LFM2-VL cuts an image, and into how many tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Tiling {
+    /// There are no fewer tiles.
+    pub min_tiles: usize,
+    /// There are no more.
+    pub max_tiles: usize,
+    /// The whole image stands behind them.
+    pub thumbnail: bool,
+    /// Tokens of an image that is not cut, at least.
+    pub min_tokens: usize,
+    /// The same, at most.
+    pub max_tokens: usize,
+    /// An image is cut from so many times that number on.
+    pub tolerance: f64,
+}
+
+impl Tiling {
+    /// What holds where a file says nothing.
+    pub(crate) const USUAL: Self =
+        Self { min_tiles: 2, max_tiles: 10, thumbnail: true, min_tokens: 64, max_tokens: 256, tolerance: 2.0 };
+}
+
+/// The canvases of Llama 4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Canvas {
+    /// Tiles of the largest.
+    pub max_tiles: usize,
+    /// The image becomes as large as it may, and not only as large as it must.
+    pub is_largest: bool,
+}
+
+impl Canvas {
+    /// What holds where a file says nothing.
+    pub(crate) const USUAL: Self = Self { max_tiles: 16, is_largest: false };
+}
+
+/// Keys that are read of one kind alone.
+pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 2] = [
+    (
+        ProcessorKind::Lfm2Vl,
+        &[
+            "downsample_factor",
+            "encoder_patch_size",
+            "max_image_tokens",
+            "max_pixels_tolerance",
+            "max_tiles",
+            "min_image_tokens",
+            "min_tiles",
+            "tile_size",
+            "use_thumbnail",
+            // Up to which a tile is filled up beside others.
+            "max_num_patches",
+        ],
+    ),
+    (ProcessorKind::Llama4, &["max_patches", "resize_to_max_canvas"]),
+];
+
+impl Keys<'_> {
+    /// LFM2-VL's, where images are cut or not.
+    fn tiling(&self, is_split: bool) -> Result<Tiling, ImageError> {
+        let usual = Tiling::USUAL;
+        let size = |key: &str, max: u64, usual: usize| Ok::<_, ImageError>(self.up_to(key, max)?.unwrap_or(usual));
+        let tolerance = self.number("max_pixels_tolerance")?.unwrap_or(usual.tolerance);
+        let tiling = Tiling {
+            min_tiles: size("min_tiles", 1024, usual.min_tiles)?,
+            max_tiles: size("max_tiles", 1024, usual.max_tiles)?,
+            thumbnail: self.bool("use_thumbnail", usual.thumbnail)?,
+            min_tokens: size("min_image_tokens", MAX_EDGE, usual.min_tokens)?,
+            max_tokens: size("max_image_tokens", MAX_EDGE, usual.max_tokens)?,
+            tolerance,
+        };
+        if tiling.min_tiles > tiling.max_tiles {
+            return Err(self.error(format!("min_tiles is {}, more than max_tiles, {}", tiling.min_tiles, tiling.max_tiles)));
+        }
+        Ok(if is_split { tiling } else { Tiling { min_tiles: 1, max_tiles: 1, ..tiling } })
+    }
+}
+
+impl Processor {
+    /// What only LFM2-VL and Llama 4 have.
+    pub(crate) fn read_tiling(&mut self, keys: &Keys<'_>) -> Result<(), ImageError> {
+        if !self.resize && (self.tiling.is_some() || self.canvas.is_some()) {
+            return Err(keys.error("do_resize is false, and this processor always resizes"));
+        }
+        if self.tiling.is_some() {
+            self.tiling = Some(keys.tiling(self.split)?);
+            self.patch_size = keys.up_to("encoder_patch_size", 1024)?.unwrap_or(self.patch_size);
+            self.merge_size = keys.up_to("downsample_factor", 64)?.unwrap_or(self.merge_size);
+            self.tile_size = keys.up_to("tile_size", MAX_EDGE)?.unwrap_or(self.tile_size);
+            let group = self.patch_size * self.merge_size;
+            if !self.tile_size.is_multiple_of(group) {
+                return Err(keys.error(format!("tile_size is {}, which is no multiple of {group}", self.tile_size)));
+            }
+        }
+        if let (Some(canvas), Size::Exact { height, width }) = (&mut self.canvas, self.size) {
+            canvas.max_tiles = keys.up_to("max_patches", 1024)?.unwrap_or(canvas.max_tiles);
+            canvas.is_largest = keys.bool("resize_to_max_canvas", canvas.is_largest)?;
+            if height != width {
+                return Err(keys.error(format!("size is {width} x {height}, which is no square")));
+            }
+        }
+        Ok(())
+    }
+
+    /// One piece of whole groups of patches; where that would be much too large, tiles of the grid whose shape is nearest, and the
+    /// whole image behind them.
+    pub(crate) fn lfm2_vl(&self, image: &RgbImage) -> Result<Pieces, ImageError> {
+        let tiling = self.tiling.ok_or_else(|| unfit(image, "its processor says nothing of tiles"))?;
+        let group = self.patch_size * self.merge_size;
+        let [least, most] = [tiling.min_tokens, tiling.max_tokens].map(|tokens| tokens * group * group);
+        let whole = self.resized(image, sizes::lfm2_vl(image.size(), group, least, most))?;
+        let is_large = sizes::lfm2_vl_pixels(image.size(), group, self.patch_size) as f64 > most as f64 * tiling.tolerance;
+        if !is_large || tiling.max_tiles == 1 {
+            return Ok(whole.into());
+        }
+        let tile = self.tile_size;
+        let (rows, columns) = sizes::nearest_grid(image.size(), (tiling.min_tiles, tiling.max_tiles), tile);
+        if rows * columns == 1 {
+            return Err(unfit(image, "its processor would cut it into one tile: min_tiles must be more than 1"));
+        }
+        let mut images = cut(&self.resized(image, (rows * tile, columns * tile))?, tile);
+        if tiling.thumbnail {
+            images.push(whole);
+        }
+        Ok(Pieces { whole: images.len() - 1, images, grid: (rows, columns) })
+    }
+
+    /// Tiles of the canvas that fits best, in whose upper left corner the image lies, and the whole image behind them.
+    pub(crate) fn llama4(&self, image: &RgbImage) -> Result<Pieces, ImageError> {
+        let (Some(canvas), Size::Exact { height: edge, .. }) = (self.canvas, self.size) else {
+            return Err(unfit(image, "its processor has no size of a tile"));
+        };
+        let (rows, columns) = sizes::llama4_canvas(image.size(), edge, canvas);
+        let size = (rows * edge, columns * edge);
+        check_pixels(size.0, size.1)?;
+        let fitted = self.resized(image, sizes::llama4_fit(image.size(), size, edge, canvas))?;
+        let mut padded = RgbImage::filled(size, [0; 3]);
+        padded.paste(&fitted, (0, 0));
+        let mut images = cut(&padded, edge);
+        if images.len() == 1 {
+            return Ok(padded.into());
+        }
+        images.push(self.resized(image, (edge, edge))?);
+        Ok(Pieces { whole: images.len() - 1, images, grid: (rows, columns) })
+    }
+}
