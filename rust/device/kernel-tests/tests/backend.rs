@@ -208,7 +208,7 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
             }
             backend.begin_step(&step);
             let (mut q, mut k) = (tensor(backend, &q, 6 * head_dim), tensor(backend, &k, 2 * head_dim));
-            let v = tensor(backend, &v, 2 * head_dim);
+            let mut v = tensor(backend, &v, 2 * head_dim);
             let args = RopeArgs {
                 q_norm: Some(HeadNorm { norm: &norm, span: NormSpan::Head }),
                 k_norm: Some(HeadNorm { norm: &norm, span: NormSpan::Head }),
@@ -258,7 +258,7 @@ fn rows_that_see_keys_behind_them() {
             let cache = backend.alloc_kv_cache(&spec).unwrap();
             backend.begin_step(&step);
             let round = |x: &[f32]| -> Vec<f32> { x.iter().map(|x| half::bf16::from_f32(*x).to_f32()).collect() };
-            let [mut q, mut k, v] = [(&q, 6), (&k, 2), (&v, 2)].map(|(x, heads)| tensor(backend, &round(x), heads * 64));
+            let [mut q, mut k, mut v] = [(&q, 6), (&k, 2), (&v, 2)].map(|(x, heads)| tensor(backend, &round(x), heads * 64));
             backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&mut v))), None, (&cache, 0)), &step);
             let mut out = backend.alloc(rows, 6 * 64).unwrap();
             backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params }, &step);
@@ -288,7 +288,7 @@ fn norms_of_rows_and_of_heads_before_the_cache_is_written() {
             let run = |backend: &dyn Backend| {
                 let cache = backend.alloc_kv_cache(&spec).unwrap();
                 backend.begin_step(&step);
-                let [mut q, mut k, v] = [(&q, 6), (&k, 2), (&k, 2)].map(|(x, heads)| tensor(backend, x, heads * head_dim));
+                let [mut q, mut k, mut v] = [(&q, 6), (&k, 2), (&k, 2)].map(|(x, heads)| tensor(backend, x, heads * head_dim));
                 let [q_norm, k_norm] = [q_norm, k_norm].map(|norm| Some(HeadNorm { norm, span }));
                 let args = RopeArgs { q_norm, k_norm, ..RopeArgs::new(&mut q, Some((&mut k, Some(&mut v))), rope, (&cache, 0)) };
                 backend.rope_and_cache(args, &step);
@@ -322,7 +322,7 @@ fn in_chunks(cache_type: KvDType, precision: Precision, window: Option<usize>, c
         let of = |x: &[f32], heads: usize| {
             tensor(backend, &x[first * heads * head_dim..][..count * heads * head_dim], heads * head_dim)
         };
-        let (mut q, mut k, v) = (of(&q, 6), of(&k, 2), of(&v, 2));
+        let (mut q, mut k, mut v) = (of(&q, 6), of(&k, 2), of(&v, 2));
         backend.begin_step(&step);
         backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&mut v))), None, (&cache, 0)), &step);
         let mut out = backend.alloc(count, 6 * head_dim).unwrap();
