@@ -109,7 +109,7 @@ fn check(case: &Case, seed: u64) {
         tensor.as_mut_slice().copy_from_slice(x);
         tensor
     };
-    let (mut expected_q, mut expected_k, expected_v) = (tensor(&q, q_cols), tensor(&k, kv_cols), tensor(&v, kv_cols));
+    let (mut expected_q, mut expected_k, mut expected_v) = (tensor(&q, q_cols), tensor(&k, kv_cols), tensor(&v, kv_cols));
     let cache = poisoned(spec);
     let [before_k, before_v] = planes(&cache);
     let group = KvGroupMetadata { slot_mapping: slots.clone(), ..KvGroupMetadata::default() };

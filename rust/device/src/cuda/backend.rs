@@ -23,7 +23,7 @@ use super::{
     experts::{self, ExpertsState},
     graph,
     grouped::Groups,
-    kernels::{HEAD_DIMS, Kernel, LATENT_DIMS, MAX_LATENT_WIDTH, kv_suffix, launch},
+    kernels::{HEAD_DIMS, Kernel, LATENT_DIMS, MAX_HEAD_DIM, MAX_LATENT_WIDTH, kv_suffix, launch},
     latent::{self, LatentScratch},
     linear::{CudaLinear, Rows},
     lora::{self, Lora},
@@ -425,12 +425,18 @@ impl Device for CudaBackend {
         if shape.is_latent() {
             return check_latent(dtype, head_dim);
         }
+        if !head_dim.is_multiple_of(4) || head_dim > MAX_HEAD_DIM {
+            return Err(DeviceError::Unsupported(format!(
+                "heads of {head_dim} elements have no GPU kernel; sizes that have are multiples of 4 up to {MAX_HEAD_DIM}: use \
+                 device=\"cpu\""
+            )));
+        }
         if dtype == KvDType::F32 || HEAD_DIMS.contains(&head_dim) {
             return Ok(());
         }
         Err(DeviceError::Unsupported(format!(
             "heads of {head_dim} elements have no GPU kernel for a {} KV cache; sizes that have: {HEAD_DIMS:?}; \
-             pa_cache_type=PagedCacheType.F32 takes any",
+             pa_cache_type=PagedCacheType.F32 takes all multiples of 4 up to {MAX_HEAD_DIM}",
             kv_suffix(dtype)
         )))
     }

@@ -41,6 +41,8 @@ pub const GEMV_ROWS: [usize; 4] = [1, 2, 4, 8];
 pub const GEMM_ROWS: [usize; 3] = [8, 16, 32];
 /// The same of `grouped_gemm_*`; `grouped_gemv_*` take the fewer ones.
 pub const GROUPED_ROWS: [usize; 2] = [8, 32];
+/// Elements of a head at most, in a cache of f32 too: `MAX_HEAD_DIM` of rope_and_cache.cu and attention_f32.cu.
+pub const MAX_HEAD_DIM: usize = 256;
 /// Head sizes that the attention kernels for caches of 16 bits and less are made for.
 pub const HEAD_DIMS: [usize; 7] = [64, 80, 96, 112, 128, 192, 256];
 /// Elements of a vector that the latent attention kernels for caches of 16 bits are made for: those that rotate, and the latent.

@@ -109,6 +109,10 @@ fn a_cache_of_heads_without_kernels_is_refused_with_what_would_work() {
     assert!(text.contains("72") && text.contains("80") && text.contains("PagedCacheType.F32"), "{text}");
     assert!(backend.alloc_kv_cache(&spec(72, KvDType::F32)).is_ok());
     assert!(backend.alloc_kv_cache(&spec(64, KvDType::BF16)).is_ok());
+    for head_dim in [18, 260, 512] {
+        let text = backend.alloc_kv_cache(&spec(head_dim, KvDType::F32)).err().expect("nothing takes it").to_string();
+        assert!(text.contains(&format!("heads of {head_dim}")) && text.contains("device=\"cpu\""), "{text}");
+    }
 }
 
 #[test]
