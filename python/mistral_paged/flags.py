@@ -58,6 +58,8 @@ MULTIMODAL_ARCHITECTURES = {
     "gemma3": MultimodalArchitecture.Gemma3,
     "idefics2": MultimodalArchitecture.Idefics2,
     "idefics3": MultimodalArchitecture.Idefics3,
+    "lfm2vl": MultimodalArchitecture.Lfm2Vl,
+    "llama4": MultimodalArchitecture.Llama4,
     "llava": MultimodalArchitecture.LLaVA,
     "llava_next": MultimodalArchitecture.LLaVANext,
     "mistral3": MultimodalArchitecture.Mistral3,

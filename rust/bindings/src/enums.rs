@@ -108,7 +108,7 @@ pub enum MultimodalArchitecture {
 
 impl MultimodalArchitecture {
     /// Those whose images are computed.
-    const IMPLEMENTED: [Self; 13] = [
+    const IMPLEMENTED: [Self; 15] = [
         Self::LLaVA,
         Self::LLaVANext,
         Self::Idefics2,
@@ -122,6 +122,8 @@ impl MultimodalArchitecture {
         Self::Gemma3,
         Self::Mistral3,
         Self::Phi3V,
+        Self::Lfm2Vl,
+        Self::Llama4,
     ];
 
     /// `model_type` that config.json may have; an error before anything is downloaded when images are not computed.
@@ -140,6 +142,8 @@ impl MultimodalArchitecture {
             Self::Gemma3 => &["gemma3"],
             Self::Mistral3 => &["mistral3"],
             Self::Phi3V => &["phi3_v"],
+            Self::Lfm2Vl => &["lfm2_vl"],
+            Self::Llama4 => &["llama4"],
             _ => {
                 let known: Vec<String> = Self::IMPLEMENTED.iter().map(|known| format!("{known:?}")).collect();
                 let known = known.join(", ");

@@ -21,7 +21,7 @@ use engine::{
 use kernel_tests::{EmulatedDriver, Order};
 use serde::Deserialize;
 
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 14] = [
     "llava",
     "llava_next",
     "idefics2",
@@ -34,10 +34,12 @@ const MODELS: [&str; 12] = [
     "qwen3_vl_moe",
     "qwen3_5_vision",
     "qwen3_5_moe_vision",
+    "lfm2_vl",
+    "llama4_vision",
 ];
 
 /// Of these, the ones with recurrent layers, whose hits end at snapshots of states.
-const RECURRENT: [&str; 2] = ["qwen3_5_vision", "qwen3_5_moe_vision"];
+const RECURRENT: [&str; 3] = ["qwen3_5_vision", "qwen3_5_moe_vision", "lfm2_vl"];
 
 #[derive(Deserialize)]
 struct Golden {
@@ -294,7 +296,8 @@ fn snapshots_behind_images_change_no_bits() {
             assert_eq!(bits(&completion), expected, "{name}: {text}");
             cached.push(completion.usage.cached_tokens);
         }
-        let behind_image = golden(name).cases[0].input_ids.iter().rposition(|id| *id == 48).unwrap();
+        let image_tokens = [48, 6];
+        let behind_image = golden(name).cases[0].input_ids.iter().rposition(|id| image_tokens.contains(id)).unwrap();
         assert!(cached[1] > behind_image && cached[4] > behind_image, "{name}: {cached:?}");
         assert_eq!([cached[0], cached[3]], [0, 0], "{name}: another image of the same shape");
     }
@@ -302,7 +305,7 @@ fn snapshots_behind_images_change_no_bits() {
 
 #[test]
 fn preempted_requests_encode_their_images_again() {
-    for name in ["idefics3", "gemma3_vision", "qwen3_vl", "qwen3_5_vision", "qwen3_5_moe_vision"] {
+    for name in ["idefics3", "gemma3_vision", "qwen3_vl", "qwen3_5_vision", "qwen3_5_moe_vision", "lfm2_vl", "llama4_vision"] {
         let case = &golden(name).cases[1];
         let mut asked = request(name, case);
         asked.sampling.max_tokens = Some(80);

@@ -1,5 +1,7 @@
 //! Families of models that see: each maps its configuration to the one encoder.
 
+mod lfm2;
+mod llama4;
 mod qwen;
 
 use device::{Activation, NormKind};
@@ -7,8 +9,8 @@ use images::Processor;
 use serde_json::{Map, Value};
 
 use super::config::{
-    Arrangement, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup, ResamplerConfig,
-    TowerConfig, TowerNames, VisionConfig,
+    Arrangement, PatchLayout, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup,
+    ResamplerConfig, TowerConfig, TowerNames, VisionConfig,
 };
 use crate::{
     EngineError,
@@ -27,7 +29,7 @@ struct Family {
 }
 
 /// Every family whose images are computed.
-const FAMILIES: [Family; 11] = [
+const FAMILIES: [Family; 13] = [
     Family { model_types: &["llava"], is_one: false, read: llava },
     Family { model_types: &["llava_next"], is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], is_one: false, read: idefics2 },
@@ -38,6 +40,8 @@ const FAMILIES: [Family; 11] = [
     Family { model_types: &["qwen3_5", "qwen3_5_moe"], is_one: false, read: qwen::qwen3_5 },
     Family { model_types: &["gemma3"], is_one: false, read: gemma3 },
     Family { model_types: &["mistral3"], is_one: false, read: mistral3 },
+    Family { model_types: &["lfm2_vl"], is_one: false, read: lfm2::lfm2_vl },
+    Family { model_types: &["llama4"], is_one: false, read: llama4::llama4 },
     Family { model_types: &["phi3_v"], is_one: true, read: phi3_v },
 ];
 
@@ -108,12 +112,16 @@ impl VisionConfig {
         }
         let head_dim = hidden_size / num_heads;
         match self.tower.positions {
-            Positions::Rotary { theta, .. } | Positions::Interpolated { theta, .. }
+            Positions::Rotary { theta, .. } | Positions::Interpolated { theta, .. } | Positions::Turned { theta, .. }
                 if !head_dim.is_multiple_of(4) || !theta.is_finite() || theta <= 0.0 =>
             {
                 return Err(format!("has heads of {head_dim} elements, which do not rotate by rows and columns"));
             }
-            Positions::Learned { side } | Positions::Fractions { side } | Positions::Interpolated { side, .. }
+            Positions::Learned { side }
+            | Positions::Fractions { side }
+            | Positions::Resized { side }
+            | Positions::Interpolated { side, .. }
+            | Positions::Turned { side, .. }
                 if !(1..=4096).contains(&side) =>
             {
                 return Err(format!("has tiles of {side} patches a side; it must be from 1 to 4096"));
@@ -189,6 +197,7 @@ impl Reader<'_, '_> {
             intermediate_size: self.size("intermediate_size", inner)?,
             num_layers: self.size("num_hidden_layers", layers)?,
             patch_size,
+            patch_layout: PatchLayout::Convolution,
             num_frames: 1,
             norm: NormKind::Layer,
             eps: self.number("layer_norm_eps", eps)?,

@@ -45,6 +45,8 @@ pub struct TowerConfig {
     pub num_layers: usize,
     /// Side of a patch in pixels.
     pub patch_size: usize,
+    /// How the matrix over patches lies in files.
+    pub patch_layout: PatchLayout,
     /// Frames that a patch has (Qwen2-VL): of an image the same one so many times.
     pub num_frames: usize,
     /// Of the layers.
@@ -69,6 +71,17 @@ pub struct TowerConfig {
     pub names: TowerNames,
 }
 
+/// How the matrix over the values of a patch lies in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PatchLayout {
+    /// As a convolution, `[rows, 3, side, side]`, perhaps with frames behind the colours.
+    Convolution,
+    /// The same as a matrix.
+    Planes,
+    /// As a matrix, pixel by pixel, `[rows, side * side * 3]`.
+    Pixels,
+}
+
 /// How patches know where they are.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Positions {
@@ -88,6 +101,20 @@ pub enum Positions {
     Fractions {
         /// Patches along a side.
         side: usize,
+    },
+    /// The same, where a tile of another size takes weighted means of all that its patches would cover (SigLIP 2 NaFlex,
+    /// arXiv:2502.14786).
+    Resized {
+        /// Patches along a side.
+        side: usize,
+    },
+    /// As `Learned`, with that of the row before the patches behind them, and rotation of pairs that are neighbours: the first half
+    /// by the column, the second by the row, both counted from 1. That row does not rotate (Llama 4).
+    Turned {
+        /// Patches along a side.
+        side: usize,
+        /// Base of the frequencies.
+        theta: f64,
     },
     /// Rotation of queries and keys, half of it by the row and half by the column.
     Rotary {
@@ -251,6 +278,11 @@ pub enum Placeholder {
     Fenced,
     /// Row by row, with a token between two rows and another behind the last (Pixtral).
     Rows,
+    /// Tile by tile, each behind a token that says where it lies, all between two tokens (LFM2-VL).
+    Cells,
+    /// Tile by tile, with a token between two of a row and another behind a row, all between two tokens; behind a text of its
+    /// own, which a chat template writes for the image, the whole (Llama 4).
+    Canvas,
 }
 
 /// Where weights lie in a checkpoint: the first of these under which there are any.

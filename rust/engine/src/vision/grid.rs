@@ -63,7 +63,7 @@ pub(crate) fn read_patch(tile: &Tile, (y, x): (usize, usize), side: usize, out: 
 /// Which of the learned vectors a patch of a tile takes, with their weights; none where positions are not learned.
 pub(crate) fn learned(positions: &Positions, grid: &Grid, (y, x): (usize, usize)) -> Vec<(usize, f32)> {
     match *positions {
-        Positions::Learned { side } => vec![(y * side + x, 1.0)],
+        Positions::Learned { side } | Positions::Turned { side, .. } => vec![(y * side + x, 1.0)],
         Positions::Fractions { side } => vec![(bucket(y, grid.height, side) * side + bucket(x, grid.width, side), 1.0)],
         Positions::Interpolated { side, .. } => {
             let [(top, bottom, dy), (left, right, dx)] = [between(y, grid.height, side), between(x, grid.width, side)];
@@ -75,8 +75,23 @@ pub(crate) fn learned(positions: &Positions, grid: &Grid, (y, x): (usize, usize)
                 corner(bottom, right, dy * dx),
             ]
         }
+        Positions::Resized { side } => {
+            let (down, across) = (covered(y, grid.height, side), covered(x, grid.width, side));
+            let corner = |&(y, of_y): &(usize, f32)| across.iter().map(move |(x, of_x)| (y * side + x, of_y * of_x));
+            down.iter().flat_map(corner).collect()
+        }
         Positions::Rotary { .. } => Vec::new(),
     }
+}
+
+/// The places among `side` that place `i` of `len` covers, with their weights: those of linear interpolation, and of a triangle
+/// over all of them where there are more than `len`.
+fn covered(i: usize, len: usize, side: usize) -> Vec<(usize, f32)> {
+    let scale = side as f32 / len as f32;
+    let center = (i as f32 + 0.5) * scale - 0.5;
+    let weight = |place: usize| (1.0 - (place as f32 - center).abs() / scale.max(1.0)).max(0.0);
+    let sum: f32 = (0..side).map(weight).sum();
+    (0..side).map(|place| (place, weight(place) / sum)).filter(|(_, weight)| *weight > 0.0).collect()
 }
 
 /// The places among `side` before and behind place `i` of `len`, of which the first and the last fall together, and how far it is
@@ -95,31 +110,37 @@ fn bucket(i: usize, len: usize, side: usize) -> usize {
     (0..side - 1).filter(|before| (part + part * *before as f64) as f32 <= place).count()
 }
 
-/// Cosines and sines of patches, a row each, for heads of `head_dim` elements.
-pub(crate) fn rope_table(positions: &Positions, places: &[(usize, usize)], head_dim: usize) -> Option<RopeTable> {
-    let (theta, takes_turns) = match *positions {
-        Positions::Rotary { theta, takes_turns } => (theta, takes_turns),
-        Positions::Interpolated { theta, .. } => (theta, false),
-        Positions::Learned { .. } | Positions::Fractions { .. } => return None,
+/// Cosines and sines of patches, a row each, for heads of `head_dim` elements; those without a place do not rotate.
+pub(crate) fn rope_table(positions: &Positions, places: &[Option<(usize, usize)>], head_dim: usize) -> Option<RopeTable> {
+    let (theta, takes_turns, is_turned) = match *positions {
+        Positions::Rotary { theta, takes_turns } => (theta, takes_turns, false),
+        Positions::Interpolated { theta, .. } => (theta, false, false),
+        Positions::Turned { theta, .. } => (theta, false, true),
+        Positions::Learned { .. } | Positions::Fractions { .. } | Positions::Resized { .. } => return None,
     };
     let quarter = head_dim / 4;
     let frequency = |place: usize| {
-        let (i, is_column) = (place % quarter, place / quarter);
-        let exponent = if takes_turns { 2 * (2 * i + is_column) } else { 4 * i };
+        let (i, is_second) = (place % quarter, place / quarter);
+        let exponent = if takes_turns { 2 * (2 * i + is_second) } else { 4 * i };
         theta.powf(-(exponent as f64) / head_dim as f64) as f32
     };
     let frequencies: Vec<f32> = (0..2 * quarter).map(frequency).collect();
     let (mut cos, mut sin) = (Vec::new(), Vec::new());
-    for (y, x) in places {
+    for place in places {
+        let axes = match *place {
+            None => [0, 0],
+            Some((y, x)) if is_turned => [x + 1, y + 1],
+            Some((y, x)) => [y, x],
+        };
         for (i, frequency) in frequencies.iter().enumerate() {
-            let position = if i < quarter { *y } else { *x };
-            let (s, c) = (f64::from(position as f32 * frequency) % TAU).sin_cos();
+            let (s, c) = (f64::from(axes[i / quarter] as f32 * frequency) % TAU).sin_cos();
             cos.push(c as f32);
             sin.push(s as f32);
         }
     }
     let [cos, sin] = [cos, sin].map(Constant::from);
-    Some(RopeTable { style: RopeStyle::Neox, rotary_dim: 4 * quarter, cos, sin })
+    let style = if is_turned { RopeStyle::Interleaved } else { RopeStyle::Neox };
+    Some(RopeTable { style, rotary_dim: 4 * quarter, cos, sin })
 }
 
 #[cfg(test)]
@@ -155,5 +176,21 @@ mod tests {
         assert_eq!(all(&Grid::new([8, 8], None)), (0..64).collect::<Vec<_>>());
         assert_eq!(all(&Grid::new([1, 4], None)), [0, 2, 4, 6]);
         assert_eq!(all(&Grid::new([2, 1], None)), [0, 32]);
+    }
+
+    #[test]
+    fn a_tile_of_another_size_takes_means_of_what_it_covers() {
+        let close = |i: usize, len: usize, side: usize, wanted: &[(usize, f32)]| {
+            let found = covered(i, len, side);
+            assert_eq!(found.len(), wanted.len(), "{found:?}");
+            for (found, wanted) in found.iter().zip(wanted) {
+                assert!(found.0 == wanted.0 && (found.1 - wanted.1).abs() < 1e-6, "{found:?} {wanted:?}");
+            }
+        };
+        close(2, 4, 4, &[(2, 1.0)]);
+        close(0, 8, 4, &[(0, 1.0)]);
+        close(1, 8, 4, &[(0, 0.75), (1, 0.25)]);
+        // By PyTorch's `interpolate` with antialiasing.
+        close(0, 2, 4, &[(0, 3.0 / 7.0), (1, 3.0 / 7.0), (2, 1.0 / 7.0)]);
     }
 }

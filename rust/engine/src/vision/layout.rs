@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use images::Processed;
+use images::{Processed, Tile};
 
 use super::config::{Arrangement, Placeholder, VisionConfig};
 use crate::Tokenizer;
@@ -12,8 +12,8 @@ use crate::Tokenizer;
 pub(crate) struct ImageLayout {
     /// Vectors.
     pub(crate) num_rows: usize,
-    /// Tiles, the whole image among them.
-    num_tiles: usize,
+    /// Vectors of each tile, the whole image among them.
+    of_tiles: Vec<usize>,
     /// Rows and columns of vectors of a tile.
     pub(crate) of_tile: [usize; 2],
     /// Rows and columns of tiles beside the whole image; zeros where it is not cut.
@@ -25,16 +25,21 @@ pub(crate) struct ImageLayout {
 impl ImageLayout {
     pub(crate) fn new(config: &VisionConfig, image: &Processed) -> Self {
         let Some(tile) = image.tiles.first() else {
-            return Self { num_rows: 0, num_tiles: 0, of_tile: [0; 2], tiles: [0; 2], unpadded: [0..0, 0..0] };
+            return Self { num_rows: 0, of_tiles: Vec::new(), of_tile: [0; 2], tiles: [0; 2], unpadded: [0..0, 0..0] };
         };
-        let patches = [tile.height, tile.width].map(|pixels| pixels / config.tower.patch_size);
-        let side = config.projector.regroup.side(patches[0]).max(1);
-        let of_tile = patches.map(|patches| patches / side);
-        let per_tile = config.resampler.map_or(of_tile[0] * of_tile[1], |resampler| resampler.num_latents);
+        let vectors = |tile: &Tile| {
+            let patches = [tile.height, tile.width].map(|pixels| pixels / config.tower.patch_size);
+            let side = config.projector.regroup.side(patches[0]).max(1);
+            patches.map(|patches| patches / side)
+        };
+        let of_tile = vectors(tile);
+        let rows = |tile| config.resampler.map_or_else(|| vectors(tile).iter().product(), |resampler| resampler.num_latents);
+        let of_tiles: Vec<_> = image.tiles.iter().map(rows).collect();
+        let per_tile = of_tiles[0];
         let tiles = [image.grid.0, image.grid.1];
         let unpadded = unpadded([tiles[0] * of_tile[0], tiles[1] * of_tile[1]], image.original);
         let num_rows = match config.arrangement {
-            Arrangement::Tiles => image.tiles.len() * per_tile,
+            Arrangement::Tiles => of_tiles.iter().sum(),
             Arrangement::Unpadded if image.tiles.len() == 1 => per_tile + 1,
             Arrangement::Unpadded => per_tile + unpadded[0].len() * (unpadded[1].len() + 1),
             Arrangement::Separated { .. } => {
@@ -42,7 +47,7 @@ impl ImageLayout {
                 lines([1, 1]) + 1 + lines(tiles)
             }
         };
-        Self { num_rows, num_tiles: image.tiles.len(), of_tile, tiles, unpadded }
+        Self { num_rows, of_tiles, of_tile, tiles, unpadded }
     }
 
     /// The vectors in their order in a prompt, of those of the tiles, `[tiles][rows, cols]`. `separators` are those of the
@@ -83,6 +88,31 @@ impl ImageLayout {
     }
 }
 
+impl ImageLayout {
+    /// The text of LFM2-VL, by the token of a vector.
+    fn cells(&self, token: &str) -> String {
+        let [rows, columns] = self.tiles;
+        let mut text = String::from("<|image_start|>");
+        for (at, num_rows) in self.of_tiles.iter().enumerate() {
+            if at < rows * columns {
+                let _ = write!(text, "<|img_row_{}_col_{}|>", at / columns + 1, at % columns + 1);
+            } else if rows > 0 {
+                text.push_str("<|img_thumbnail|>");
+            }
+            text.push_str(&token.repeat(*num_rows));
+        }
+        text + "<|image_end|>"
+    }
+
+    /// The same of Llama 4.
+    fn canvas(&self, token: &str) -> String {
+        let tile = token.repeat(self.of_tiles[0]);
+        let [rows, columns] = self.tiles;
+        let row = format!("{}<|tile_y_separator|>", vec![&tile[..]; columns].join("<|tile_x_separator|>"));
+        format!("<|image_start|>{}{WHOLE}{tile}<|image_end|>", row.repeat(rows))
+    }
+}
+
 /// Which rows and columns of a picture of `[height, width]` are not padding, of an image of such a size that was made to fit it.
 /// As the models were trained: the padding before and behind is equal, rounded down.
 fn unpadded([height, width]: [usize; 2], original: (usize, usize)) -> [std::ops::Range<usize>; 2] {
@@ -106,6 +136,9 @@ fn unpadded([height, width]: [usize; 2], original: (usize, usize)) -> [std::ops:
 /// Stands before and behind images, and tiles of them, of Idefics.
 const AROUND: &str = "<fake_token_around_image>";
 
+/// What a chat template writes for an image of Llama 4, and its prompt before the whole image.
+const WHOLE: &str = "<|image|>";
+
 impl VisionConfig {
     /// A prompt with all its expansions, in which one of two fences that meet is left out.
     pub(crate) fn joined(&self, text: String) -> String {
@@ -116,6 +149,7 @@ impl VisionConfig {
     pub(crate) fn replaced(&self, tokenizer: &Tokenizer) -> String {
         match self.placeholder {
             Placeholder::Between { replaced, .. } => tokenizer.token_text(replaced),
+            Placeholder::Canvas => WHOLE.to_owned(),
             _ => tokenizer.token_text(self.image_token_id),
         }
     }
@@ -126,19 +160,22 @@ impl VisionConfig {
         let [rows, cols] = image.of_tile;
         match &self.placeholder {
             Placeholder::Fenced => {
-                let tile = token.repeat(image.num_rows / image.num_tiles.max(1));
-                format!("{AROUND}{}{AROUND}", vec![tile; image.num_tiles].join(AROUND))
+                let tiles: Vec<_> = image.of_tiles.iter().map(|rows| token.repeat(*rows)).collect();
+                format!("{AROUND}{}{AROUND}", tiles.join(AROUND))
             }
             Placeholder::Repeated => token.repeat(image.num_rows),
             Placeholder::Between { before, after, .. } => {
-                let tile = format!("{before}{}{after}", token.repeat(image.num_rows / image.num_tiles.max(1)));
-                if image.num_tiles < 2 {
+                let tile = format!("{before}{}{after}", token.repeat(image.of_tiles[0]));
+                let num_tiles = image.of_tiles.len();
+                if num_tiles < 2 {
                     return tile;
                 }
                 // As Gemma 3 was trained, whose crops stand behind the whole image.
-                let crops = vec![&tile[..]; image.num_tiles - 1].join(" ");
+                let crops = vec![&tile[..]; num_tiles - 1].join(" ");
                 format!("Here is the original image {tile} and here are some crops to help you see better {crops}")
             }
+            Placeholder::Cells => image.cells(&token),
+            Placeholder::Canvas => image.canvas(&token),
             Placeholder::Rows => {
                 let row = token.repeat(cols);
                 format!("{}[IMG_END]", vec![row; rows].join("[IMG_BREAK]"))

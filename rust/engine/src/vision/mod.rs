@@ -216,7 +216,9 @@ fn deep_projectors(weights: &mut TowerWeights<'_>, config: &VisionConfig) -> Res
 impl VisionConfig {
     /// Whether the tower has positions for these tiles.
     fn check_tiles(&self, image: &Processed) -> Result<(), EngineError> {
-        let config::Positions::Learned { side } = self.tower.positions else { return Ok(()) };
+        let (config::Positions::Learned { side } | config::Positions::Turned { side, .. }) = self.tower.positions else {
+            return Ok(());
+        };
         let patch = self.tower.patch_size;
         let is_other = |tile: &&images::Tile| [tile.height / patch, tile.width / patch] != [side; 2];
         image.tiles.iter().find(is_other).map_or(Ok(()), |tile| {

@@ -75,6 +75,14 @@ impl TowerConfig {
         3 * self.patch_size * self.patch_size
     }
 
+    /// Where the learned vectors of the row before the patches, and of the first patch, lie.
+    fn first_positions(&self) -> [usize; 2] {
+        match self.positions {
+            Positions::Turned { side, .. } => [side * side, 0],
+            _ => [0, self.num_class_rows()],
+        }
+    }
+
     /// Rows before the patches of a tile.
     fn num_class_rows(&self) -> usize {
         usize::from(self.has_class)
@@ -135,7 +143,11 @@ impl Tower {
             });
         }
         let positions = match config.positions {
-            Positions::Learned { side } | Positions::Fractions { side } | Positions::Interpolated { side, .. } => {
+            Positions::Learned { side }
+            | Positions::Fractions { side }
+            | Positions::Resized { side }
+            | Positions::Interpolated { side, .. }
+            | Positions::Turned { side, .. } => {
                 let num = side * side + config.num_class_rows();
                 Some(weights.constant(&named(names.positions), &[num, hidden])?)
             }
@@ -145,7 +157,7 @@ impl Tower {
         Ok(Self {
             pre_norm: norm(config.has_pre_norm, names.pre_norm)?,
             post_norm: norm(config.has_post_norm, names.post_norm)?,
-            patch: weights.patches(&named(names.patch), hidden, config.num_frames, config.patch_size)?,
+            patch: weights.patches(&named(names.patch), hidden, config.patch_layout, [config.num_frames, config.patch_size])?,
             class: config.has_class.then(|| weights.constant(&named(names.class), &[hidden])).transpose()?,
             positions,
             layers,
@@ -277,17 +289,17 @@ impl Tower {
             let position = &positions[index * row.len()..];
             row.iter_mut().zip(position).for_each(|(x, position)| *x += position * weight);
         };
-        let num_class_rows = self.config.num_class_rows();
+        let [of_class, of_patches] = self.config.first_positions();
         let mut row = 0;
         for (_, grid) in tiles {
             if let Some(class) = &self.class {
                 hidden.row_mut(row).copy_from_slice(class);
-                add(hidden.row_mut(row), 0, 1.0);
+                add(hidden.row_mut(row), of_class, 1.0);
                 row += 1;
             }
             for place in &grid.places {
                 for (index, weight) in learned(&self.config.positions, grid, *place) {
-                    add(hidden.row_mut(row), num_class_rows + index, weight);
+                    add(hidden.row_mut(row), of_patches + index, weight);
                 }
                 row += 1;
             }
@@ -330,7 +342,8 @@ impl Tower {
         let class = self.config.num_class_rows();
         let whole: Vec<_> = tiles.iter().map(|(_, grid)| grid.len() + class).collect();
         let windows: Vec<_> = tiles.iter().flat_map(|(_, grid)| grid.windows.iter().copied()).collect();
-        let places: Vec<_> = tiles.iter().flat_map(|(_, grid)| grid.places.iter().copied()).collect();
+        let before = || std::iter::repeat_n(None, class);
+        let places: Vec<_> = tiles.iter().flat_map(|(_, grid)| before().chain(grid.places.iter().copied().map(Some))).collect();
         Pass {
             tiles: segments(&whole),
             windows: if self.config.windows.is_some() { segments(&windows) } else { StepMetadata::default() },

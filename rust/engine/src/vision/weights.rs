@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use device::{Backend, Constant, DType, GgmlType, Linear, LinearOptions, Norm, NormKind, Precision, WeightView, mmap::Bytes};
 
+use super::config::PatchLayout;
 use crate::{
     EngineError,
     isq::quantize,
@@ -122,14 +123,21 @@ impl<'a> TowerWeights<'a> {
 
     /// The convolution over patches, `[rows, 3, frames, side, side]` or without frames, as a matrix over the values of a patch:
     /// the same frame in all, and zeros up to a multiple of the columns that a GPU takes at once. Each frame may have a tensor of
-    /// its own: the second has `.1` behind the name of the first.
-    pub(crate) fn patches(&mut self, name: &str, rows: usize, frames: usize, side: usize) -> Result<Linear, EngineError> {
+    /// its own: the second has `.1` behind the name of the first. Some files have it as a matrix.
+    pub(crate) fn patches(
+        &mut self,
+        name: &str,
+        rows: usize,
+        layout: PatchLayout,
+        [frames, side]: [usize; 2],
+    ) -> Result<Linear, EngineError> {
         let weight = format!("{name}.weight");
-        let of_one = [rows, 3, side, side];
+        let matrix = [rows, 3 * side * side];
+        let of_one: &[usize] = if layout == PatchLayout::Convolution { &[rows, 3, side, side] } else { &matrix };
         // Shapes are checked before memory is taken.
         let stored = if frames == 1 || self.files.tensor(&format!("{weight}.1")).is_ok() {
             let names = (0..frames).map(|frame| if frame == 0 { weight.clone() } else { format!("{weight}.{frame}") });
-            names.map(|name| self.values(&name, &of_one)).collect::<Result<Vec<_>, _>>()?
+            names.map(|name| self.values(&name, of_one)).collect::<Result<Vec<_>, _>>()?
         } else {
             vec![self.values(&weight, &[rows, 3, frames, side, side])?]
         };
@@ -137,6 +145,12 @@ impl<'a> TowerWeights<'a> {
         let cols = (3 * area).next_multiple_of(COLUMNS);
         let mut values = vec![0.0; rows * cols];
         for stored in &stored {
+            if layout == PatchLayout::Pixels {
+                for (row, stored) in values.chunks_exact_mut(cols).zip(stored.chunks_exact(3 * area)) {
+                    stored.iter().enumerate().for_each(|(at, value)| row[at % 3 * area + at / 3] = *value);
+                }
+                continue;
+            }
             for (row, stored) in values.chunks_exact_mut(cols).zip(stored.chunks_exact(3 * frames * area)) {
                 for (to, from) in row.chunks_exact_mut(area).zip(stored.chunks_exact(frames * area)) {
                     for frame in from.chunks_exact(area) {

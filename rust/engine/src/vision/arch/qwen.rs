@@ -7,8 +7,8 @@ use crate::{
     EngineError,
     model::fields::Fields,
     vision::config::{
-        DeepStack, Places, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig, TowerNames,
-        VisionConfig, Windows,
+        DeepStack, PatchLayout, Places, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig,
+        TowerNames, VisionConfig, Windows,
     },
 };
 
@@ -58,6 +58,7 @@ fn qwen_tower(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<TowerConfig
         intermediate_size: reader.size("intermediate_size", 3420)?,
         num_layers: reader.size("depth", 32)?,
         patch_size: reader.size("patch_size", 14)?,
+        patch_layout: PatchLayout::Convolution,
         num_frames: reader.size("temporal_patch_size", 2)?,
         norm: NormKind::Layer,
         eps: 1e-6,

@@ -1,0 +1,71 @@
+//! Llama 4: an encoder of its own, with learned positions and rotation, whose patches are put together by squares.
+
+use device::{Activation, NormKind};
+
+use super::Reader;
+use crate::{
+    EngineError,
+    model::fields::Fields,
+    vision::config::{
+        PatchLayout, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, Regroup, TowerConfig, TowerNames,
+        VisionConfig,
+    },
+};
+
+const NAMES: TowerNames = TowerNames {
+    patch: "patch_embedding.linear",
+    positions: "positional_embedding_vlm",
+    class: "class_embedding",
+    pre_norm: "layernorm_pre",
+    post_norm: "layernorm_post",
+    attn_norm: "model.layers.*.input_layernorm",
+    qkv: ["model.layers.*.self_attn.q_proj", "model.layers.*.self_attn.k_proj", "model.layers.*.self_attn.v_proj"],
+    attn_output: "model.layers.*.self_attn.o_proj",
+    ffn_norm: "model.layers.*.post_attention_layernorm",
+    gate: "",
+    up: "model.layers.*.mlp.fc1",
+    down: "model.layers.*.mlp.fc2",
+    is_paired: false,
+};
+
+const PLACES: Places = Places { tower: &["vision_model."], projector: &[""], newline: &[] };
+
+pub(super) fn llama4(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let theta = match reader.vision.child("rope_parameters")? {
+        Some(rope) => rope.number("rope_theta")?,
+        None => reader.vision.number("rope_theta")?,
+    };
+    let tower = reader.clip([768, 5632, 34, 16, 448, 14], "gelu", 1e-5)?;
+    let Positions::Learned { side } = tower.positions else { unreachable!("the same as a CLIP's") };
+    let ratio = reader.number("pixel_shuffle_ratio", 0.5)?;
+    let square = (1.0 / ratio).round() as usize;
+    if square == 0 || ratio * square as f32 != 1.0 || !side.is_multiple_of(square) {
+        let why = format!("is {ratio}; it must be 1, 1/2, 1/3, ... and divide the {side} patches of an edge");
+        return Err(reader.vision.error("pixel_shuffle_ratio", why));
+    }
+    let strategy = reader.vision.text("vision_feature_select_strategy")?;
+    if let Some(other) = strategy.filter(|strategy| strategy != "default") {
+        return Err(reader.vision.error("vision_feature_select_strategy", format!("is `{other}`; implemented: default")));
+    }
+    // The sizes and the kind of norm that the file need not say are those of the code, which has no keys for them.
+    let tower = TowerConfig {
+        eps: 1e-5,
+        activation: Activation::Gelu,
+        positions: Positions::Turned { side, theta: theta.unwrap_or(10_000.0) },
+        patch_layout: PatchLayout::Planes,
+        norm: NormKind::Layer,
+        has_class: true,
+        has_pre_norm: true,
+        names: NAMES,
+        ..tower
+    };
+    let (inner, outer) = (reader.size("projector_input_dim", 4096)?, reader.size("projector_output_dim", 4096)?);
+    let adapter = |name, out_features| ProjectorLayer { out_features, activation: Some(Activation::Gelu), ..reader.last(name) };
+    let layers = vec![
+        adapter("vision_model.vision_adapter.mlp.fc1", inner),
+        adapter("vision_model.vision_adapter.mlp.fc2", outer),
+        reader.last("multi_modal_projector.linear_1"),
+    ];
+    let projector = ProjectorConfig { norm: None, regroup: Regroup::Squares(square), late_norm: None, layers };
+    Ok(VisionConfig { placeholder: Placeholder::Canvas, places: PLACES, ..reader.config("llama4", tower, projector)? })
+}
