@@ -19,9 +19,9 @@ use engine::{model::config::FfnConfig, model_runner::ModelRunner};
 use kernel_tests::{EmulatedDriver, Order};
 
 /// One that is dense, and one with experts.
-const CHUNKED: [&str; 1] = ["olmo3"];
+const CHUNKED: [&str; 2] = ["olmo3", "dots1"];
 /// What their kernels are asked for, no other golden asks for.
-const ON_CUDA: [&str; 0] = [];
+const ON_CUDA: [&str; 2] = ["apertus", "jais2"];
 
 fn names() -> Vec<String> {
     let mut names: Vec<_> =
