@@ -7,7 +7,9 @@
 enum ElementType : uint32_t { ELEMENT_F32 = 0, ELEMENT_F16 = 1, ELEMENT_BF16 = 2 };
 
 enum ActivationKind : uint32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1, ACTIVATION_GELU = 2, ACTIVATION_QUICK_GELU = 3,
-    ACTIVATION_CLAMPED = 4 }; // (up + 1) * gate * sigmoid(alpha * gate), gate at most limit, up from -limit to limit
+    ACTIVATION_CLAMPED = 4, // (up + 1) * gate * sigmoid(alpha * gate), gate at most limit, up from -limit to limit
+    ACTIVATION_RELU = 5, ACTIVATION_RELU2 = 6,
+    ACTIVATION_XIELU = 7 }; // linear * x + (x > 0 ? positive * x^2 : negative * (e^min(x, eps) - 1 - x))
 
 // Norm of q or k heads.
 struct HeadNormArgs {
@@ -159,6 +161,7 @@ struct GatedActivationArgs {
     void* out;            // [num_rows, cols] of out_type; may be gate
     uint32_t num_rows, cols, gate_stride, up_stride, activation, out_type;
     float alpha, limit;   // of ACTIVATION_CLAMPED
+    float positive, negative, linear, eps; // of ACTIVATION_XIELU
 };
 
 // embed_*: out[i] = table[token_ids[i]] * scale.

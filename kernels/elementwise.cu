@@ -81,16 +81,23 @@ __device__ void norm(const NormArgs& args) {
     }
 }
 
-__device__ float activate(uint32_t activation, float x) {
+__device__ float activate(const GatedActivationArgs& args, float x) {
+    const uint32_t activation = args.activation;
     if (activation == ACTIVATION_SILU) return silu(x);
     if (activation == ACTIVATION_GELU_TANH) return 0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
     if (activation == ACTIVATION_QUICK_GELU) return x / (1.0f + expf(-1.702f * x));
+    if (activation == ACTIVATION_RELU) return x < 0.0f ? 0.0f : x;
+    if (activation == ACTIVATION_RELU2) return x < 0.0f ? 0.0f : x * x;
+    if (activation == ACTIVATION_XIELU) {
+        const float curved = x > 0.0f ? args.positive * x * x : args.negative * (expm1f(x < args.eps ? x : args.eps) - x);
+        return curved + args.linear * x;
+    }
     // 1 + erf loses all digits of a large negative x.
     return 0.5f * x * erfcf(x * -0.707106781f);
 }
 
 __device__ float gated(const GatedActivationArgs& args, float gate, float up) {
-    if (args.activation != ACTIVATION_CLAMPED) return activate(args.activation, gate) * up;
+    if (args.activation != ACTIVATION_CLAMPED) return activate(args, gate) * up;
     const float g = fminf(gate, args.limit), u = fminf(fmaxf(up, -args.limit), args.limit);
     return (u + 1.0f) * g / (1.0f + expf(-args.alpha * g));
 }

@@ -95,7 +95,8 @@ def case(model: Any, ids: list[int]) -> dict[str, Any]:
     count = len(ids)
     return {
         "prompt_ids": ids,
-        "last_logits": rounded(logits[count - 1]),
+        # Most of the archive is these, so only the longest prompt has them.
+        "last_logits": rounded(logits[count - 1]) if count == max(PROMPT_LENGTHS) else [],
         "argmax": logits[:count].argmax(-1).tolist(),
         "argmax_margins": margins(logits[:count]),
         "prompt_logprobs": rounded(told[: count - 1]),

@@ -133,7 +133,7 @@ pub struct Norm {
 }
 
 /// Activation function of the feed-forward gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     /// x * sigmoid(x).
     Silu,
@@ -143,6 +143,26 @@ pub enum Activation {
     Gelu,
     /// x * sigmoid(1.702 x) (CLIP).
     QuickGelu,
+    /// max(x, 0).
+    Relu,
+    /// max(x, 0)^2 (arXiv:2109.08668).
+    Relu2,
+    /// Of numbers of its own.
+    Xielu(Xielu),
+}
+
+/// xIELU (arXiv:2411.13010): positive * x^2 + linear * x for x > 0, else
+/// negative * (e^min(x, eps) - 1 - x) + linear * x.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Xielu {
+    /// Of the square.
+    pub positive: f32,
+    /// Of the exponential.
+    pub negative: f32,
+    /// On both sides.
+    pub linear: f32,
+    /// The largest exponent.
+    pub eps: f32,
 }
 
 /// One output of [`Phases::norm_linear`]: `out = norm(x) @ weight^T + bias`.

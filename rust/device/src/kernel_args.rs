@@ -39,6 +39,9 @@ pub enum ActivationKind {
     Gelu = 2,
     QuickGelu = 3,
     Clamped = 4,
+    Relu = 5,
+    Relu2 = 6,
+    Xielu = 7,
 }
 
 /// `rms_norm`, `layer_norm`: x += post_norm(y) * y_scale, then out = norm(x); each half may be left out.
@@ -76,6 +79,10 @@ pub struct GatedActivationArgs {
     pub out_type: u32,
     pub alpha: f32,
     pub limit: f32,
+    pub positive: f32,
+    pub negative: f32,
+    pub linear: f32,
+    pub eps: f32,
 }
 
 /// `gather_rows`: out[i] = x[rows[i]].

@@ -34,7 +34,7 @@ pub use attention::{AttentionArgs, AttentionParams, HeadNorm, Mask, NormSpan, Qu
 pub use backend::{
     Activation, Backend, BackendInfo, BackendMemory, Constant, Device, DeviceSampler, EmbedArgs, EmbeddingTable, GateUpArgs,
     KvGroupMetadata, Linear, LinearOptions, Norm, NormKind, Phases, Precision, Projection, ResidualArgs, StepGraphs,
-    StepMetadata, StepRecorder, WorkspaceShape,
+    StepMetadata, StepRecorder, WorkspaceShape, Xielu,
 };
 pub use cache_engine::{CacheEngine, DeviceBlocks, KvPlace};
 pub use dtype::{DType, KvDType};

@@ -19,9 +19,9 @@ use engine::{model::config::FfnConfig, model_runner::ModelRunner};
 use kernel_tests::{EmulatedDriver, Order};
 
 /// Some that are dense, and some with experts.
-const CHUNKED: [&str; 3] = ["gemma4", "gemma4-moe", "olmo3"];
+const CHUNKED: [&str; 4] = ["dots1", "gemma4", "gemma4-moe", "olmo3"];
 /// What their kernels are asked for, no other golden asks for.
-const ON_CUDA: [&str; 0] = [];
+const ON_CUDA: [&str; 2] = ["apertus", "jais2"];
 
 fn names() -> Vec<String> {
     let mut names: Vec<_> =

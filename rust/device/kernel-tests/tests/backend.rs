@@ -3,7 +3,7 @@
 use device::{
     Activation, AttentionArgs, AttentionParams, Backend, DType, EmbedArgs, EmbeddingTable, GateUpArgs, GgmlType, HeadNorm,
     KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Linear, LinearOptions, Mask, Norm, NormKind, NormSpan,
-    Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, WeightView, cpu::ReferenceBackend,
+    Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, WeightView, Xielu, cpu::ReferenceBackend,
     cuda::CudaBackend, mmap::Bytes,
 };
 use kernel_tests::{
@@ -125,12 +125,21 @@ fn projections_are_added_to_the_residual_with_and_without_a_norm() {
     }
 }
 
+/// Its exponents are cut early enough to be seen.
+const XIELU: Activation = Activation::Xielu(Xielu { positive: 0.7, negative: 1.3, linear: 0.5, eps: -0.25 });
+
 #[test]
 fn feed_forward_halves_with_and_without_gates_and_biases() {
     let mut rng = Rng::new(4);
-    for (activation, rows) in
-        [(Activation::Silu, 1), (Activation::GeluTanh, 9), (Activation::Gelu, 4), (Activation::QuickGelu, 3)]
-    {
+    for (activation, rows) in [
+        (Activation::Silu, 1),
+        (Activation::GeluTanh, 9),
+        (Activation::Gelu, 4),
+        (Activation::QuickGelu, 3),
+        (Activation::Relu, 2),
+        (Activation::Relu2, 5),
+        (XIELU, 7),
+    ] {
         let x = floats(&mut rng, rows * HIDDEN);
         let [gate, up] = [(); 2].map(|()| view(&mut rng, DType::F32, 104, HIDDEN));
         let biases = [(); 2].map(|()| floats(&mut rng, 104));

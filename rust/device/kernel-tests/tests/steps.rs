@@ -109,7 +109,16 @@ fn erf(x: f64) -> f64 {
 #[test]
 fn activations_agree_with_the_oracle() {
     let mut rng = Rng::new(2);
-    for activation in [ActivationKind::Silu, ActivationKind::GeluTanh, ActivationKind::Gelu, ActivationKind::QuickGelu] {
+    let kinds = [
+        ActivationKind::Silu,
+        ActivationKind::GeluTanh,
+        ActivationKind::Gelu,
+        ActivationKind::QuickGelu,
+        ActivationKind::Relu,
+        ActivationKind::Relu2,
+        ActivationKind::Xielu,
+    ];
+    for activation in kinds {
         for ((out_type, cols), gated) in
             TYPES.into_iter().zip([4, 1024, 2052]).flat_map(|case| [true, false].map(|gated| (case, gated)))
         {
@@ -131,6 +140,10 @@ fn activations_agree_with_the_oracle() {
                 out_type: out_type as u32,
                 alpha: 0.0,
                 limit: 0.0,
+                positive: 0.7,
+                negative: 1.3,
+                linear: 0.5,
+                eps: -0.25,
             };
             Kernel::named("gated_activation").launch([cols.div_ceil(1024), rows, 1], &args, Order::Ascending);
             let activate = |x: f64| match activation {
@@ -140,6 +153,10 @@ fn activations_agree_with_the_oracle() {
                 }
                 ActivationKind::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
                 ActivationKind::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
+                ActivationKind::Relu => x.max(0.0),
+                ActivationKind::Relu2 => x.max(0.0).powi(2),
+                ActivationKind::Xielu if x > 0.0 => f64::from(0.7_f32) * x * x + 0.5 * x,
+                ActivationKind::Xielu => f64::from(1.3_f32) * (x.min(-0.25).exp() - 1.0 - x) + 0.5 * x,
                 ActivationKind::Clamped => unreachable!("a gate and its up make one value"),
             };
             let expected: Vec<f32> = (0..rows * cols)

@@ -474,6 +474,9 @@ pub fn activation_kind(activation: Activation) -> u32 {
         Activation::GeluTanh => ActivationKind::GeluTanh,
         Activation::Gelu => ActivationKind::Gelu,
         Activation::QuickGelu => ActivationKind::QuickGelu,
+        Activation::Relu => ActivationKind::Relu,
+        Activation::Relu2 => ActivationKind::Relu2,
+        Activation::Xielu(_) => ActivationKind::Xielu,
     }) as u32
 }
 

@@ -1,7 +1,7 @@
 //! Norms and activations: a launch each over rows.
 
 use crate::{
-    Activation, Constant, Norm, NormKind,
+    Activation, Constant, Norm, NormKind, Xielu,
     kernel_args::{DevicePtr, ElementType, GatedActivationArgs, NormArgs},
 };
 
@@ -34,11 +34,13 @@ pub struct Gating {
     pub weights: DevicePtr,
     pub alpha: f32,
     pub limit: f32,
+    pub xielu: Xielu,
 }
 
 impl Gating {
     pub fn of(activation: Activation) -> Self {
-        Self { activation: attention::activation_kind(activation), ..Self::default() }
+        let xielu = if let Activation::Xielu(xielu) = activation { xielu } else { Xielu::default() };
+        Self { activation: attention::activation_kind(activation), xielu, ..Self::default() }
     }
 }
 
@@ -79,7 +81,7 @@ impl CudaBackend {
     /// `out = activation(gate) * up`, or `activation(gate)` where `up` is 0.
     pub(super) fn activate(&self, gate: Rows, up: DevicePtr, out: DevicePtr, gating: Gating) -> Result<(), CudaError> {
         let row_bytes = (gate.cols * size_of::<f32>()) as u64;
-        let Gating { activation, weights, alpha, limit } = gating;
+        let Gating { activation, weights, alpha, limit, xielu: Xielu { positive, negative, linear, eps } } = gating;
         for first in (0..gate.count).step_by(MAX_GRID_Y) {
             let num_rows = MAX_GRID_Y.min(gate.count - first);
             let offset = first as u64 * row_bytes;
@@ -96,6 +98,10 @@ impl CudaBackend {
                 out_type: ElementType::F32 as u32,
                 alpha,
                 limit,
+                positive,
+                negative,
+                linear,
+                eps,
             };
             let grid = [gate.cols.div_ceil(ACTIVATION_COLS), num_rows, 1];
             // SAFETY: each is a buffer of `gate.count` rows of this width, or no buffer.

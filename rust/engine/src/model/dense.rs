@@ -1,6 +1,6 @@
 //! A feed-forward network that all tokens pass.
 
-use device::{Activation, GateUpArgs, Linear, Norm, Tensor};
+use device::{Activation, GateUpArgs, Linear, Norm, Tensor, Xielu};
 
 use super::{
     config::DenseConfig,
@@ -31,7 +31,11 @@ impl Dense {
             (None, weights.linear(&Matrix::new(id(Role::FfnUp), [rows, hidden], bias))?)
         };
         let down = weights.linear(&Matrix::new(id(Role::FfnDown), [hidden, rows], bias))?;
-        Ok(Self { activation: config.activation, gate, up, down })
+        let activation = match config.activation {
+            Activation::Xielu(_) => Activation::Xielu(xielu(weights, layer)?),
+            other => other,
+        };
+        Ok(Self { activation, gate, up, down })
     }
 
     pub(crate) fn buffers(config: &DenseConfig) -> Buffers<usize> {
@@ -49,4 +53,17 @@ impl Dense {
     pub(crate) fn output<'a>(&'a self, [.., out]: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
         (out, &self.down)
     }
+}
+
+/// The numbers of a layer's activation: both factors are stored so that softplus makes them positive, and that of the negative
+/// side without the linear one.
+fn xielu(weights: &mut dyn Weights, layer: usize) -> Result<Xielu, EngineError> {
+    let mut number = |role| {
+        let values = weights.values(WeightId::layer(layer, role), 1)?;
+        Ok::<_, EngineError>(values.first().copied().unwrap_or_default())
+    };
+    let softplus = |x: f32| f64::from(x).max(0.0) + (-f64::from(x).abs()).exp().ln_1p();
+    let (positive, negative) = (softplus(number(Role::XieluPositive)?), softplus(number(Role::XieluNegative)?));
+    let (linear, eps) = (number(Role::XieluLinear)?, number(Role::XieluEps)?);
+    Ok(Xielu { positive: positive as f32, negative: (f64::from(linear) + negative) as f32, linear, eps })
 }

@@ -136,6 +136,16 @@ impl HfFields<'_> {
         fields
     }
 
+    /// With the values of keys under the names that other families have for them.
+    #[must_use]
+    pub fn renamed(&self, names: &[(&str, &str)]) -> Self {
+        let mut fields = self.clone();
+        for (own, usual) in names {
+            fields.object.insert((*usual).to_owned(), self.value(own).unwrap_or_default());
+        }
+        fields
+    }
+
     /// The keys that nobody knows, once an architecture has read its own. An [`EngineError::Load`] for one that asks for what is
     /// not computed.
     pub fn unknown_keys(&self) -> Result<Vec<String>, EngineError> {
@@ -279,7 +289,9 @@ impl HfFields<'_> {
             Some("silu" | "swish") => Ok(Activation::Silu),
             Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Ok(Activation::GeluTanh),
             Some("gelu") => Ok(Activation::Gelu),
-            Some(other) => Err(self.error(key, format!("is `{other}`; implemented: silu, gelu, gelu_pytorch_tanh"))),
+            Some("relu") => Ok(Activation::Relu),
+            Some("relu2") => Ok(Activation::Relu2),
+            Some(other) => Err(self.error(key, format!("is `{other}`; implemented: silu, gelu, gelu_pytorch_tanh, relu, relu2"))),
         }
     }
 

@@ -47,6 +47,11 @@ pub enum Role {
     /// Rows of the gate, then of up.
     FfnGateUp,
     FfnDown,
+    /// The numbers of an activation that has its own (xIELU).
+    XieluPositive,
+    XieluNegative,
+    XieluLinear,
+    XieluEps,
     /// `[num_experts, hidden_size]`.
     Router,
     /// Added to the scores that experts are chosen by.
@@ -174,6 +179,10 @@ impl Role {
             Self::FfnUp => ("ffn_up", "mlp.up_proj"),
             Self::FfnGateUp => ("ffn_up", "mlp.gate_up_proj"),
             Self::FfnDown => ("ffn_down", "mlp.down_proj"),
+            Self::XieluPositive => ("ffn_xielu_alpha_p$", "mlp.act_fn.alpha_p$"),
+            Self::XieluNegative => ("ffn_xielu_alpha_n$", "mlp.act_fn.alpha_n$"),
+            Self::XieluLinear => ("ffn_xielu_beta$", "mlp.act_fn.beta$"),
+            Self::XieluEps => ("ffn_xielu_eps$", "mlp.act_fn.eps$"),
             Self::Router => ("ffn_gate_inp", "mlp.gate"),
             Self::RouterCorrection => ("exp_probs_b.bias$", "mlp.gate.e_score_correction_bias$"),
             Self::ExpertGate => ("ffn_gate_exps", "mlp.experts.*.gate_proj"),

@@ -114,8 +114,8 @@ impl SafetensorsFiles {
             return packed.read();
         }
         let info = self.info(name)?;
-        let (cols, rows) =
-            info.shape.split_last().ok_or_else(|| load(&info.file, format!("tensor `{name}` has no dimensions")))?;
+        // Without dimensions it is one value.
+        let (cols, rows) = info.shape.split_last().unwrap_or((&1, &[]));
         let rows = rows.iter().try_fold(1_usize, |rows, n| rows.checked_mul(*n));
         let rows = rows.ok_or_else(|| load(&info.file, format!("tensor `{name}` is larger than any file")))?;
         Ok((view(name, info, rows, *cols)?, info.shape.clone()))

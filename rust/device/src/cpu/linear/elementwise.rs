@@ -6,7 +6,7 @@
 // A body that is not inlined would be compiled for the baseline instructions only.
 #![allow(clippy::inline_always)]
 
-use crate::{Activation, Norm, NormKind};
+use crate::{Activation, Norm, NormKind, Xielu};
 
 /// Defines `$name(isa, ...)`: `$body(...)` compiled for the instructions of the ISA.
 macro_rules! per_isa {
@@ -174,6 +174,23 @@ pub fn activate(activation: Activation, values: &mut [f32]) {
             for v in values {
                 let x = f64::from(*v);
                 *v = (0.5 * x * erfc(-x * std::f64::consts::FRAC_1_SQRT_2)) as f32;
+            }
+        }
+        Activation::Relu => {
+            for v in values {
+                *v = if *v < 0.0 { 0.0 } else { *v };
+            }
+        }
+        Activation::Relu2 => {
+            for v in values {
+                *v = if *v < 0.0 { 0.0 } else { *v * *v };
+            }
+        }
+        Activation::Xielu(Xielu { positive, negative, linear, eps }) => {
+            for v in values {
+                let x = *v;
+                let below = negative * (exp(if x < eps { x } else { eps }) - 1.0 - x);
+                *v = linear * x + if x > 0.0 { positive * x * x } else { below };
             }
         }
     }

@@ -1,10 +1,13 @@
-//! Gemma 2: norms around both halves of a layer, every other layer windowed, softcaps.
+//! Gemma 2: norms around both halves of a layer, every other layer windowed, softcaps. `VaultGemma`: the same with norms before
+//! them only.
 
-use super::{Architecture, gemma};
+use serde_json::json;
+
+use super::{Architecture, gemma, no_gguf};
 use crate::{
     EngineError,
     model::{
-        config::DecoderConfig,
+        config::{DecoderConfig, Norms},
         fields::{Fields, GgufFields, HfFields},
     },
     weights::Role,
@@ -19,12 +22,24 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     class: "Gemma2ForCausalLM",
     gguf: "gemma2",
     names: &[(Role::FfnNorm, "pre_feedforward_layernorm")],
-    from_hf,
+    from_hf: |fields| read_hf("gemma2", fields),
     from_gguf,
 };
 
-fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let mut config = gemma::read_hf("gemma2", fields)?;
+pub(super) const VAULT: Architecture = Architecture {
+    model_types: &["vaultgemma"],
+    class: "VaultGemmaForCausalLM",
+    gguf: "vaultgemma",
+    from_hf: |fields| {
+        let fields = fields.with_defaults(&json!({"head_dim": 256, "num_key_value_heads": 4}));
+        Ok(read_hf("vaultgemma", &fields)?.with_layers(|layer| layer.norms = Norms::Before))
+    },
+    from_gguf: no_gguf,
+    ..ARCHITECTURE
+};
+
+fn read_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let mut config = gemma::read_hf(architecture, fields)?;
     let cap = |key, usual| if fields.object.contains_key(key) { fields.softcap(key) } else { Ok(Some(usual)) };
     config.final_softcap = cap("final_logit_softcapping", FINAL_CAP)?;
     let sliding = fields.sliding_layers(config.layers.len(), |i| i % 2 == 0)?;

@@ -1,8 +1,10 @@
-//! Mistral: llama with a window over all layers.
+//! Mistral: llama with a window over all layers; the first Ministral, over some.
 
 use device::RopeStyle;
+use serde_json::json;
 
-use super::Architecture;
+use super::{Architecture, no_gguf};
+use crate::model::fields::Fields;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_types: &["mistral"],
@@ -11,4 +13,20 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     names: &[],
     from_hf: |fields| fields.windowed("mistral"),
     from_gguf: |fields| fields.decoder("mistral", RopeStyle::Interleaved),
+};
+
+pub(super) const MINISTRAL: Architecture = Architecture {
+    model_types: &["ministral"],
+    class: "MinistralForCausalLM",
+    gguf: "llama",
+    names: &[],
+    from_hf: |fields| {
+        let fields = fields.with_defaults(&json!({"num_key_value_heads": 8, "sliding_window": 4096}));
+        let config = fields.decoder("ministral")?;
+        let window = fields.size("sliding_window")?;
+        let sliding = fields.sliding_layers(config.layers.len(), |_| window.is_some())?;
+        Ok(config.with_windows(|layer| window.filter(|_| sliding[layer])))
+    },
+    // Which layers have the window has no key.
+    from_gguf: no_gguf,
 };

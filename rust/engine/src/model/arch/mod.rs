@@ -1,8 +1,12 @@
 //! Architectures: each maps its configuration to the one decoder.
 
+mod apertus;
 mod cohere;
 mod cohere2;
 mod deepseek;
+mod dots1;
+mod ernie4_5;
+mod exaone4;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -13,16 +17,21 @@ mod gpt_oss;
 mod granite;
 mod granite_hybrid;
 mod granite_moe;
+mod granite_swa;
+mod helium;
 mod hunyuan;
 mod hunyuan_moe;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
 mod llama4;
+mod minimax_m2;
 mod ministral3;
 mod mistral;
 mod mixtral;
+mod nemotron;
 mod olmo2;
+mod olmoe;
 mod phi2;
 mod phi3;
 mod phimoe;
@@ -31,6 +40,7 @@ mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
 mod qwen3_next;
+mod seed_oss;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
@@ -87,6 +97,18 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             cohere2::ARCHITECTURE,
             ministral3::ARCHITECTURE,
             hunyuan::ARCHITECTURE,
+            mistral::MINISTRAL,
+            gemma2::VAULT,
+            glm4::FIRST,
+            seed_oss::ARCHITECTURE,
+            ernie4_5::ARCHITECTURE,
+            exaone4::ARCHITECTURE,
+            helium::ARCHITECTURE,
+            nemotron::ARCHITECTURE,
+            nemotron::ARCEE,
+            nemotron::JAIS2,
+            apertus::ARCHITECTURE,
+            granite_swa::ARCHITECTURE,
         ],
     ),
     (
@@ -102,6 +124,15 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             hunyuan_moe::ARCHITECTURE,
             gpt_oss::ARCHITECTURE,
             llama4::ARCHITECTURE,
+            ernie4_5::MOE,
+            exaone4::MOE,
+            granite_swa::MOE,
+            dots1::ARCHITECTURE,
+            dots1::SOLAR_OPEN,
+            dots1::HY_V3,
+            olmoe::ARCHITECTURE,
+            olmoe::FLEX_OLMO,
+            minimax_m2::ARCHITECTURE,
         ],
     ),
     ("latent attention", &[deepseek::V2, deepseek::V3, deepseek::GLM4_MOE_LITE]),
@@ -134,6 +165,14 @@ pub fn implemented_beside(name: &str) -> String {
         .max_by(|a, b| a.0.total_cmp(&b.0));
     let nearest = nearest.map_or_else(String::new, |(_, known)| format!("; the nearest is `{known}`"));
     format!("implemented: {}{nearest}", groups.join("; "))
+}
+
+/// Of architectures whose GGUF files are not read.
+fn no_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let GgufFields { what, prefix, .. } = fields;
+    Err(EngineError::Architecture(format!(
+        "{what}: GGUF files of `{prefix}` are not implemented; Hugging Face folders of it are"
+    )))
 }
 
 /// What a file says about its architecture.

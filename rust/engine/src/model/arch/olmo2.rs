@@ -58,7 +58,7 @@ fn is_sliding(layer: usize) -> bool {
     !(layer + 1).is_multiple_of(INTERVAL)
 }
 
-fn with_norms(config: DecoderConfig) -> DecoderConfig {
+pub(super) fn with_norms(config: DecoderConfig) -> DecoderConfig {
     config.with_layers(|layer| (layer.norms, layer.attention.qk_norm) = (Norms::After, Some(QkNorm::Row)))
 }
 

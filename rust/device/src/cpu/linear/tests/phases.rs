@@ -1,7 +1,7 @@
 //! Norms, activation functions, and the phases that fuse them with projections.
 
 use super::*;
-use crate::{Activation, GateUpArgs, ResidualArgs, cpu::read_ahead::Reader};
+use crate::{Activation, GateUpArgs, ResidualArgs, Xielu, cpu::read_ahead::Reader};
 
 /// Norm of each row in f64.
 fn plain_norm(norm: &Norm, x: &[f32]) -> Vec<f32> {
@@ -34,6 +34,31 @@ fn plain_activation(activation: Activation, x: f64) -> f64 {
         Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh()),
         Activation::Gelu => 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
         Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
+        Activation::Relu => x.max(0.0),
+        Activation::Relu2 => x.max(0.0).powi(2),
+        Activation::Xielu(Xielu { positive, negative, linear, eps }) => {
+            let [positive, negative, linear, eps] = [positive, negative, linear, eps].map(f64::from);
+            linear * x + if x > 0.0 { positive * x * x } else { negative * (x.min(eps).exp() - 1.0 - x) }
+        }
+    }
+}
+
+#[test]
+fn activations_with_an_edge_agree_with_f64() {
+    let xielu = Activation::Xielu(Xielu { positive: 0.7, negative: 1.3, linear: 0.5, eps: -0.25 });
+    for activation in [Activation::Relu, Activation::Relu2, xielu] {
+        let inputs: Vec<f32> = (-5_000..5_000).map(|i| i as f32 / 1_000.0).collect();
+        let mut got = inputs.clone();
+        activate(activation, &mut got);
+        for (x, g) in inputs.iter().zip(&got) {
+            let e = plain_activation(activation, f64::from(*x));
+            // Of the exponential, 1 and x are subtracted.
+            let bound = 3e-7 * (e.abs() + if activation == xielu { 1.0 + f64::from(x.abs()) } else { 0.0 });
+            assert!((f64::from(*g) - e).abs() <= bound, "{activation:?}({x}) is {g} instead of {e}");
+        }
+        let mut far = [f32::NAN, -1e30];
+        activate(activation, &mut far);
+        assert!(far[0].is_nan() && (activation == xielu || far[1] == 0.0), "{activation:?}: {far:?}");
     }
 }
 

@@ -1,0 +1,100 @@
+//! dots.llm1, Hunyuan 3 and Solar Open: experts chosen as in DeepSeek-V3 (arXiv:2412.19437), and plain attention.
+
+use device::{ExpertGroups, RopeStyle, RouterScore};
+use serde_json::json;
+
+use super::{Architecture, deepseek, no_gguf};
+use crate::{
+    EngineError,
+    model::{
+        config::{DecoderConfig, QkNorm},
+        fields::{Fields, GgufFields, HfFields},
+    },
+    weights::{Role, WeightId},
+};
+
+pub(super) const ARCHITECTURE: Architecture =
+    Architecture { model_types: &["dots1"], class: "Dots1ForCausalLM", gguf: "dots1", names: &[], from_hf: read_dots, from_gguf };
+
+pub(super) const SOLAR_OPEN: Architecture = Architecture {
+    model_types: &["solar_open"],
+    class: "SolarOpenForCausalLM",
+    gguf: "solar-open",
+    names: &[],
+    from_hf: read_solar,
+    from_gguf: no_gguf,
+};
+
+pub(super) const HY_V3: Architecture = Architecture {
+    model_types: &["hy_v3"],
+    class: "HYV3ForCausalLM",
+    gguf: "hy_v3",
+    names: &[
+        (Role::Router, "mlp.router.gate"),
+        (Role::RouterCorrection, "mlp.expert_bias$"),
+        (Role::SharedGate, "mlp.shared_mlp.gate_proj"),
+        (Role::SharedUp, "mlp.shared_mlp.up_proj"),
+        (Role::SharedDown, "mlp.shared_mlp.down_proj"),
+    ],
+    from_hf: read_hy,
+    from_gguf: no_gguf,
+};
+
+fn read_dots(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let usual = json!({"num_key_value_heads": 32, "norm_topk_prob": false, "sliding_window": 4096, "max_window_layers": 62});
+    let mut fields = fields.with_defaults(&usual);
+    // Its files call the scores by the method that chooses by them.
+    if fields.text("scoring_func")?.as_deref() == Some("noaux_tc") {
+        fields.object.remove("scoring_func");
+    }
+    let config = with_norms(fields.decoder("dots1")?);
+    let (window, first) = (fields.size("sliding_window")?, fields.required_size("max_window_layers")?);
+    let sliding = fields.sliding_layers(config.layers.len(), |layer| layer >= first)?;
+    let num_dense = fields.size("first_k_dense_replace")?.unwrap_or(0);
+    let config = config.with_experts(deepseek::read_experts(&fields)?, |layer| layer >= num_dense);
+    Ok(config.with_windows(|layer| window.filter(|_| sliding[layer])))
+}
+
+fn read_solar(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let fields = fields.with_defaults(&json!({
+        "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "moe_intermediate_size": 1280,
+        "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1,
+        // Every layer has experts; the other width means nothing.
+        "intermediate_size": 1,
+    }));
+    let bias = fields.flag("attention_bias")?.unwrap_or(false);
+    let config = fields.partly_rotated("solar_open", 1.0)?.with_layers(|layer| layer.attention.qkv_bias = bias);
+    Ok(config.with_experts(deepseek::read_experts(&fields)?, |_| true))
+}
+
+fn read_hy(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let fields = fields.with_defaults(&json!({
+        "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 11_158_840.0, "num_experts": 192,
+        "num_experts_per_tok": 8, "num_shared_experts": 1, "moe_intermediate_size": 1536, "router_scaling_factor": 2.826,
+    }));
+    let config = with_norms(fields.decoder("hy_v3")?);
+    let kinds: [&[&str]; 2] = [&["dense"], &["sparse"]];
+    let is_sparse = fields.layers_called("mlp_layer_types", config.layers.len(), kinds, |layer| layer > 0)?;
+    let fields = fields.renamed(&[
+        ("num_experts", "n_routed_experts"),
+        ("num_shared_experts", "n_shared_experts"),
+        ("router_scaling_factor", "routed_scaling_factor"),
+    ]);
+    // It sums in f32 in either case.
+    fields.flag("enable_moe_fp32_combine")?;
+    Ok(config.with_experts(deepseek::read_experts(&fields)?, |layer| is_sparse[layer]))
+}
+
+fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let (config, mut experts) = fields.mixture("dots1", RopeStyle::Neox)?;
+    let num_dense = fields.size("leading_dense_block_count")?.unwrap_or(0);
+    experts.has_correction = fields.weights.contains(WeightId::layer(num_dense, Role::RouterCorrection));
+    experts.rule.score = RouterScore::Sigmoid;
+    experts.rule.normalize = experts.rule.normalize.map(|_| deepseek::EPS);
+    experts.rule.groups = experts.rule.groups.map(|groups| ExpertGroups { by_two_best: true, ..groups });
+    Ok(with_norms(config).with_experts(experts, |layer| layer >= num_dense))
+}
+
+fn with_norms(config: DecoderConfig) -> DecoderConfig {
+    config.with_layers(|layer| layer.attention.qk_norm = Some(QkNorm::Heads))
+}
