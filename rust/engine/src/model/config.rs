@@ -59,7 +59,7 @@ pub struct DecoderConfig {
 }
 
 /// A vector of each token and layer (Gemma 4's per-layer embeddings).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerInputsConfig {
     /// Elements for one layer.
     pub width: usize,
