@@ -99,7 +99,7 @@ pub struct RopeArgs<'a> {
     pub q_norm: Option<HeadNorm<'a>>,
     /// Norm of the keys.
     pub k_norm: Option<HeadNorm<'a>>,
-    /// Norm of each head of the values, where a backend has [`LayerInputPhases`](crate::LayerInputPhases) (Gemma 4).
+    /// Norm of each head of the values, where a backend has [`ElementwisePhases`](crate::ElementwisePhases) (Gemma 4).
     pub v_norm: Option<HeadNorm<'a>>,
     /// The norms of queries and keys follow the rotation; else it follows them.
     pub norms_last: bool,

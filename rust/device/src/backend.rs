@@ -12,7 +12,7 @@ use std::{any::Any, sync::Arc};
 
 use crate::{
     Adapter, AdapterRows, AttentionArgs, CacheEngine, DType, DeviceError, ExpertPhases, HostMemory, KvCacheSpec, KvDType,
-    KvShape, LatentPhases, LayerInputPhases, RecurrentPhases, RopeArgs, RowSampling, SampledRow, StateCache, Tensor, TokenMask,
+    KvShape, LatentPhases, ElementwisePhases, RecurrentPhases, RopeArgs, RowSampling, SampledRow, StateCache, Tensor, TokenMask,
     WeightView, host_memory,
 };
 
@@ -572,8 +572,8 @@ pub trait Backend: Device + Phases {
         None
     }
 
-    /// What computes inputs of layers and factors behind them, and norms of values; `None`: nothing does.
-    fn layer_input_phases(&self) -> Option<&dyn LayerInputPhases> {
+    /// What computes the phases that only some models need, and norms of values; `None`: nothing does.
+    fn elementwise_phases(&self) -> Option<&dyn ElementwisePhases> {
         None
     }
 

@@ -196,7 +196,7 @@ pub struct Experts {
     /// The expert that every token passes.
     pub shared: Option<SharedExpert>,
     /// Multiplied into the weights of each in the end, `[num_experts]`, where a backend has
-    /// [`LayerInputPhases`](crate::LayerInputPhases).
+    /// [`ElementwisePhases`](crate::ElementwisePhases).
     pub scales: Option<Constant>,
     /// Norms that parts have of their own; the same holds for these.
     pub norms: Option<PartNorms>,

@@ -419,7 +419,7 @@ fn layers_with_parallel_parts_agree() {
                 let args = GateUpArgs { x: &hidden, norm: Some(norm), gate: None, up, activation, out: &mut inner };
                 backend.gate_up(args, &step);
                 let cache = &cache;
-                backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&v))), None, (cache, layer)), &step);
+                backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&mut v))), None, (cache, layer)), &step);
                 backend.attention(AttentionArgs { q: &q, out: &mut attended, cache, layer, sinks: None, params }, &step);
                 for (x, linear) in [(&attended, wo), (&inner, down)] {
                     let args = ResidualArgs { x, linear, post_norm: None, scale: 0.22, residual: &mut hidden };

@@ -12,7 +12,7 @@ use std::{
 
 use device::{
     AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, DeviceError, EmbedArgs, ExpertPhases, GateUpArgs,
-    KvCacheSpec, KvDType, KvShape, LatentPhases, LayerInputPhases, Linear, LinearOptions, Norm, Phases, Precision, Projection,
+    KvCacheSpec, KvDType, KvShape, LatentPhases, ElementwisePhases, Linear, LinearOptions, Norm, Phases, Precision, Projection,
     RecurrentPhases, ResidualArgs, RopeArgs, StateCache, StepMetadata, Tensor, WeightView, WorkspaceShape,
 };
 use paged::{MemoryGpuConfig, PagedAttentionConfig};
@@ -322,8 +322,8 @@ impl Backend for Observer {
         self.inner.recurrent_phases()
     }
 
-    fn layer_input_phases(&self) -> Option<&dyn LayerInputPhases> {
-        self.inner.layer_input_phases()
+    fn elementwise_phases(&self) -> Option<&dyn ElementwisePhases> {
+        self.inner.elementwise_phases()
     }
 
     fn sees_ahead(&self) -> bool {

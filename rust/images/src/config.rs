@@ -39,6 +39,8 @@ pub enum ProcessorKind {
     Lfm2Vl,
     /// Rows of tiles of the canvas that fits best, then the whole image: Llama 4.
     Llama4,
+    /// Whole groups of patches, as many as a number of tokens allows: Gemma 4.
+    Gemma4,
 }
 
 const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
@@ -46,7 +48,7 @@ const CLIP_STD: [f32; 3] = [0.268_629_55, 0.261_302_6, 0.275_777_1];
 
 impl ProcessorKind {
     /// By the names in files, less "Fast".
-    const NAMES: [(&str, Self); 13] = [
+    const NAMES: [(&str, Self); 14] = [
         ("CLIPImageProcessor", Self::Clip),
         ("LlavaImageProcessor", Self::Llava),
         ("SiglipImageProcessor", Self::Siglip),
@@ -60,6 +62,7 @@ impl ProcessorKind {
         ("Phi3VImageProcessor", Self::Phi3V),
         ("Lfm2VlImageProcessor", Self::Lfm2Vl),
         ("Llama4ImageProcessor", Self::Llama4),
+        ("Gemma4ImageProcessor", Self::Gemma4),
     ];
 
     /// What holds where a file says nothing.
@@ -74,6 +77,8 @@ impl ProcessorKind {
             Self::Idefics3 => (Filter::Lanczos, Size::LongestEdge(4 * 364)),
             Self::Qwen2Vl => (Filter::Bicubic, Size::Edges { shortest: 56 * 56, longest: 28 * 28 * 1280 }),
             Self::Gemma3 => (Filter::Bilinear, Size::Exact { height: 224, width: 224 }),
+            // Its bound is a number of tokens.
+            Self::Gemma4 => (Filter::Bicubic, Size::Exact { height: 224, width: 224 }),
             Self::Pixtral => (Filter::Bicubic, Size::LongestEdge(1024)),
             Self::Phi3V | Self::Llama4 => (Filter::Bilinear, Size::Exact { height: 336, width: 336 }),
             Self::Lfm2Vl => (Filter::Bilinear, Size::Exact { height: 512, width: 512 }),
@@ -98,13 +103,18 @@ impl ProcessorKind {
                 Self::Lfm2Vl => 512,
                 _ => 364,
             },
-            patch_size: if matches!(self, Self::Pixtral | Self::Lfm2Vl) { 16 } else { 14 },
-            merge_size: if matches!(self, Self::Qwen2Vl | Self::Lfm2Vl) { 2 } else { 1 },
+            patch_size: if matches!(self, Self::Pixtral | Self::Lfm2Vl | Self::Gemma4) { 16 } else { 14 },
+            merge_size: match self {
+                Self::Qwen2Vl | Self::Lfm2Vl => 2,
+                Self::Gemma4 => 3,
+                _ => 1,
+            },
             temporal_patch_size: if self == Self::Qwen2Vl { 2 } else { 1 },
             num_crops: 1,
             pan_and_scan: None,
             tiling: (self == Self::Lfm2Vl).then_some(Tiling::USUAL),
             canvas: (self == Self::Llama4).then_some(Canvas::USUAL),
+            max_tokens: (self == Self::Gemma4).then_some(280),
             max_edge: None,
         }
     }
@@ -185,6 +195,9 @@ pub struct Processor {
     /// Of [`ProcessorKind::Llama4`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub canvas: Option<Canvas>,
+    /// Of [`ProcessorKind::Gemma4`]: what an image becomes at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<usize>,
     /// An image with a longer edge is first made smaller, with its aspect kept. No file sets it.
     pub max_edge: Option<usize>,
 }
@@ -482,7 +495,7 @@ impl Processor {
                 (matches!(size, Size::LongestEdge(_) | Size::Exact { .. }), "longest_edge, or height and width,")
             }
             (ProcessorKind::Gemma3 | ProcessorKind::Llama4, size) => (matches!(size, Size::Exact { .. }), "height and width"),
-            (ProcessorKind::Phi3V | ProcessorKind::Lfm2Vl, _) => (true, ""),
+            (ProcessorKind::Phi3V | ProcessorKind::Lfm2Vl | ProcessorKind::Gemma4, _) => (true, ""),
         };
         if !fits {
             return Err(keys.wrong("size", keys.get("size").unwrap_or(&Value::Null), &format!("an object with {wanted}")));
@@ -509,7 +522,13 @@ impl Processor {
         let factor = keys.number("rescale_factor")?.or(self.rescale);
         self.rescale = factor.filter(|_| keys.bool("do_rescale", true).unwrap_or(true));
         keys.bool("do_rescale", true)?;
-        if let Some((mean, std)) = self.normalize {
+        if self.kind == ProcessorKind::Gemma4 {
+            // What its model does with pixels is done here, and nothing before it.
+            let is_plain = (keys.colors("image_mean", [0.0; 3])?, keys.colors("image_std", [1.0; 3])?) == ([0.0; 3], [1.0; 3]);
+            if keys.bool("do_normalize", false)? && !is_plain {
+                return Err(keys.error("do_normalize is true, which is not supported for this processor: leave it out"));
+            }
+        } else if let Some((mean, std)) = self.normalize {
             let values = (keys.colors("image_mean", mean)?, keys.colors("image_std", std)?);
             if values.1.contains(&0.0) {
                 return Err(keys.error("image_std has a 0, and images are divided by it"));

@@ -61,6 +61,7 @@ impl Processor {
             ProcessorKind::Lfm2Vl => self.lfm2_vl(image)?,
             ProcessorKind::Llama4 => self.llama4(image)?,
             ProcessorKind::Qwen2Vl => self.qwen2_vl(image)?.into(),
+            ProcessorKind::Gemma4 => self.gemma4(image)?.into(),
             ProcessorKind::Pixtral => self.crop(self.pixtral(image)?).into(),
             ProcessorKind::Llava if self.pad_to_square => self.crop(self.to_size(&self.squared(image)?)?).into(),
             _ => self.crop(self.to_size(image)?).into(),

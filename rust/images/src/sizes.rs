@@ -115,6 +115,23 @@ pub(crate) fn nearest_grid((height, width): (usize, usize), (least, most): (usiz
     best
 }
 
+/// Gemma 4's `get_aspect_ratio_preserving_size`: the most groups of `side` by `side` patches that make up to so many tokens, a
+/// token each. `None` for an image so narrow that nothing is left, or too much.
+pub(crate) fn gemma4((height, width): (usize, usize), patch: usize, side: usize, max_tokens: usize) -> Option<(usize, usize)> {
+    let unit = side * patch;
+    let most = (max_tokens * side * side * patch * patch) as f64;
+    let factor = (most / (height * width) as f64).sqrt();
+    let down = |edge: usize| (factor * edge as f64 / unit as f64).floor() as usize * unit;
+    let long = |long: usize, short: usize| ((long as f64 / short as f64).floor() as usize * unit).min(max_tokens * unit);
+    let size = match (down(height), down(width)) {
+        (0, 0) => return None,
+        (0, _) => (unit, long(width, height)),
+        (_, 0) => (long(height, width), unit),
+        size => size,
+    };
+    ((size.0 * size.1) as f64 <= most).then_some(size)
+}
+
 /// The grids of tiles that Llama 4 knows, `(rows, columns)`: those of the most tiles first, behind each the others of its shape.
 fn llama4_grids(max_tiles: usize) -> Vec<(usize, usize)> {
     let mut shapes: Vec<Vec<(usize, usize)>> = Vec::new();

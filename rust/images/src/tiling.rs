@@ -48,7 +48,7 @@ impl Canvas {
 }
 
 /// Keys that are read of one kind alone.
-pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 2] = [
+pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 3] = [
     (
         ProcessorKind::Lfm2Vl,
         &[
@@ -66,6 +66,7 @@ pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 2] = [
         ],
     ),
     (ProcessorKind::Llama4, &["max_patches", "resize_to_max_canvas"]),
+    (ProcessorKind::Gemma4, &["max_soft_tokens", "pooling_kernel_size"]),
 ];
 
 impl Keys<'_> {
@@ -90,9 +91,9 @@ impl Keys<'_> {
 }
 
 impl Processor {
-    /// What only LFM2-VL and Llama 4 have.
+    /// What only LFM2-VL, Llama 4 and Gemma 4 have.
     pub(crate) fn read_tiling(&mut self, keys: &Keys<'_>) -> Result<(), ImageError> {
-        if !self.resize && (self.tiling.is_some() || self.canvas.is_some()) {
+        if !self.resize && (self.tiling.is_some() || self.canvas.is_some() || self.max_tokens.is_some()) {
             return Err(keys.error("do_resize is false, and this processor always resizes"));
         }
         if self.tiling.is_some() {
@@ -105,6 +106,14 @@ impl Processor {
                 return Err(keys.error(format!("tile_size is {}, which is no multiple of {group}", self.tile_size)));
             }
         }
+        if let Some(most) = &mut self.max_tokens {
+            const KNOWN: [usize; 5] = [70, 140, 280, 560, 1120];
+            *most = keys.up_to("max_soft_tokens", MAX_EDGE)?.unwrap_or(*most);
+            if !KNOWN.contains(most) {
+                return Err(keys.error(format!("max_soft_tokens is {most}; it must be one of {KNOWN:?}")));
+            }
+            self.merge_size = keys.up_to("pooling_kernel_size", 64)?.unwrap_or(self.merge_size);
+        }
         if let (Some(canvas), Size::Exact { height, width }) = (&mut self.canvas, self.size) {
             canvas.max_tiles = keys.up_to("max_patches", 1024)?.unwrap_or(canvas.max_tiles);
             canvas.is_largest = keys.bool("resize_to_max_canvas", canvas.is_largest)?;
@@ -113,6 +122,14 @@ impl Processor {
             }
         }
         Ok(())
+    }
+
+    /// One piece of whole groups of patches, as large as its tokens allow.
+    pub(crate) fn gemma4(&self, image: &RgbImage) -> Result<RgbImage, ImageError> {
+        let most = self.max_tokens.ok_or_else(|| unfit(image, "its processor says nothing of tokens"))?;
+        let size = sizes::gemma4(image.size(), self.patch_size, self.merge_size, most);
+        let size = size.ok_or_else(|| unfit(image, "it is too narrow to become whole groups of patches"))?;
+        if size == image.size() { Ok(image.clone()) } else { self.resized(image, size) }
     }
 
     /// One piece of whole groups of patches; where that would be much too large, tiles of the grid whose shape is nearest, and the

@@ -3,17 +3,17 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, ExpertArgs,
-    ExpertPhases, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, LayerInputArgs, LayerInputPhases, Linear, LinearOptions,
+    Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, ExpertArgs,
+    ExpertPhases, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, LayerInputArgs, ElementwisePhases, Linear, LinearOptions,
     Norm, Phases, Precision, Projection, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask,
-    WeightView, WorkspaceShape, layer_inputs,
+    WeightView, WorkspaceShape, elementwise,
 };
 
 use super::{
     CpuLinear, Isa, ThreadPool,
     attention::{AttentionScratch, BLOCK_SIZES, attention, workspace_bytes as attention_workspace_bytes},
     latent::{self, LatentScratch},
-    linear::{self, ExpertScratch, LinearContext, LinearScratch, elementwise::sigmoid_gate},
+    linear::{self, ExpertScratch, LinearContext, LinearScratch, elementwise::{gate_row, sigmoid_gate}},
     recurrent::{self, RecurrentScratch},
     reference,
     rope::rope_and_cache,
@@ -74,7 +74,7 @@ impl Backend for CpuBackend {
         Some(self)
     }
 
-    fn layer_input_phases(&self) -> Option<&dyn LayerInputPhases> {
+    fn elementwise_phases(&self) -> Option<&dyn ElementwisePhases> {
         Some(self)
     }
 
@@ -95,17 +95,25 @@ impl RecurrentPhases for CpuBackend {
     }
 }
 
-impl LayerInputPhases for CpuBackend {
+impl ElementwisePhases for CpuBackend {
     fn layer_inputs(&self, args: LayerInputArgs<'_>) {
-        layer_inputs::layer_inputs(args);
+        elementwise::layer_inputs(args);
     }
 
-    fn multiply_input(&self, x: &mut Tensor, inputs: &Tensor, first: usize) {
-        layer_inputs::multiply_input(x, inputs, first);
+    fn multiply(&self, x: &mut Tensor, by: &Tensor, first: usize) {
+        elementwise::multiply(x, by, first);
     }
 
     fn scale(&self, x: &mut Tensor, factor: f32) {
-        layer_inputs::scale(x, factor);
+        elementwise::scale(x, factor);
+    }
+
+    fn clamp(&self, x: &mut Tensor, bounds: [f32; 2]) {
+        elementwise::clamp(x, bounds);
+    }
+
+    fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {
+        gate_row(self.isa, activation, gate.as_mut_slice(), up.as_slice());
     }
 }
 

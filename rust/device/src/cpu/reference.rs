@@ -8,12 +8,12 @@ use std::sync::Arc;
 use crate::{
     Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs,
     EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace,
-    KvShape, KvSide, LatentPhases, LayerInputArgs, LayerInputPhases, Linear, LinearDelta, LinearOptions, Norm, NormKind, Phases,
+    KvShape, KvSide, LatentPhases, LayerInputArgs, ElementwisePhases, Linear, LinearDelta, LinearOptions, Norm, NormKind, Phases,
     Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert, StepMetadata, Tensor,
     WeightView, WorkspaceShape,
     attention::{HeadNorm, NormParts},
     backend::check_bias,
-    layer_inputs,
+    elementwise,
     quant::dequantize_row,
 };
 
@@ -286,17 +286,26 @@ impl ExpertPhases for ReferenceBackend {
     }
 }
 
-impl LayerInputPhases for ReferenceBackend {
+impl ElementwisePhases for ReferenceBackend {
     fn layer_inputs(&self, args: LayerInputArgs<'_>) {
-        layer_inputs::layer_inputs(args);
+        elementwise::layer_inputs(args);
     }
 
-    fn multiply_input(&self, x: &mut Tensor, inputs: &Tensor, first: usize) {
-        layer_inputs::multiply_input(x, inputs, first);
+    fn multiply(&self, x: &mut Tensor, by: &Tensor, first: usize) {
+        elementwise::multiply(x, by, first);
     }
 
     fn scale(&self, x: &mut Tensor, factor: f32) {
-        layer_inputs::scale(x, factor);
+        elementwise::scale(x, factor);
+    }
+
+    fn clamp(&self, x: &mut Tensor, bounds: [f32; 2]) {
+        elementwise::clamp(x, bounds);
+    }
+
+    fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {
+        let gated = |gate: f32, up: &f32| activate(activation, gate) * up;
+        gate.as_mut_slice().iter_mut().zip(up.as_slice()).for_each(|(gate, up)| *gate = gated(*gate, up));
     }
 }
 
@@ -313,7 +322,7 @@ impl Backend for ReferenceBackend {
         Some(self)
     }
 
-    fn layer_input_phases(&self) -> Option<&dyn LayerInputPhases> {
+    fn elementwise_phases(&self) -> Option<&dyn ElementwisePhases> {
         Some(self)
     }
 

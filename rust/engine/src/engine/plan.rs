@@ -255,7 +255,7 @@ fn check_layers(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), Engi
         "has recurrent layers"
     } else if backend.latent_phases().is_none() && model.layers.iter().any(|layer| layer.attention.latent.is_some()) {
         "has latent attention"
-    } else if backend.layer_input_phases().is_none() && has_layer_inputs(model) {
+    } else if backend.elementwise_phases().is_none() && has_layer_inputs(model) {
         "has inputs or factors of layers, or norms of values or parts"
     } else if !backend.sees_ahead() && model.sees_ahead() {
         "sees the tokens behind a token"
@@ -268,7 +268,7 @@ fn check_layers(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), Engi
     Err(EngineError::Architecture(format!("{architecture} {what}, which {device} does not compute yet: use device=\"cpu\"")))
 }
 
-/// Whether a model needs what [`device::LayerInputPhases`] stands for.
+/// Whether a model needs what [`device::ElementwisePhases`] stands for.
 fn has_layer_inputs(model: &DecoderConfig) -> bool {
     let of_ffn = |ffn: &FfnConfig| matches!(ffn, FfnConfig::Experts(experts) if experts.has_own_norms);
     let of_layer = |layer: &LayerConfig| layer.has_output_scale || layer.attention.v_norm.is_some() || of_ffn(&layer.ffn);

@@ -65,6 +65,8 @@ pub struct LayerInputsConfig {
     pub width: usize,
     /// Rows of their table.
     pub vocab_size: usize,
+    /// The row that stands for what is no token: for the rows of images.
+    pub pad_token_id: u32,
     /// What is between the two matrices by which a layer takes its vector.
     pub activation: Activation,
 }
@@ -577,9 +579,12 @@ impl DecoderConfig {
         positive("embedding scale", self.embedding_scale)?;
         positive("logit scale", self.logit_scale)?;
         self.final_softcap.map_or(Ok(()), |cap| positive("softcap of logits", cap))?;
-        if let Some(LayerInputsConfig { width, vocab_size, .. }) = self.layer_inputs {
+        if let Some(LayerInputsConfig { width, vocab_size, pad_token_id, .. }) = self.layer_inputs {
             in_range("width of the inputs of layers", width, MAX_SIZE / self.layers.len())?;
             in_range("vocabulary of the inputs of layers", vocab_size, MAX_SIZE)?;
+            if pad_token_id as usize >= vocab_size {
+                return Err(format!("token {pad_token_id} stands for images, and inputs of layers are there for {vocab_size}"));
+            }
             if vocab_size < self.vocab_size {
                 return Err(format!("inputs of layers are there for {vocab_size} tokens of {}", self.vocab_size));
             }

@@ -169,7 +169,7 @@ impl Layer {
             input.run(cx);
         }
         if let Some(factor) = self.output_scale {
-            let phases = backend.layer_input_phases().expect("the plan was refused where nothing scales the residual stream");
+            let phases = backend.elementwise_phases().expect("the plan was refused where nothing scales the residual stream");
             phases.scale(cx.hidden, factor);
         }
     }
@@ -359,7 +359,7 @@ impl Decoder {
         let backend = run.backend;
         let mut recorded = |token_ids: &[u32], step: &StepMetadata| {
             self.embed(backend, token_ids, step, &mut a.hidden);
-            self.layer_inputs(backend, a, token_ids, step);
+            self.layer_inputs(backend, a, (token_ids, &[]), step);
             self.layers(run, a, &[], step);
         };
         if let Some(recorder) = backend.recorder().filter(|_| images.is_empty())
@@ -374,7 +374,7 @@ impl Decoder {
         for images in images {
             images.write(backend, &mut a.hidden);
         }
-        self.layer_inputs(backend, a, token_ids, step);
+        self.layer_inputs(backend, a, (token_ids, images), step);
         self.layers(run, a, images, step);
     }
 
@@ -384,9 +384,15 @@ impl Decoder {
         backend.embed(&args, hidden);
     }
 
-    fn layer_inputs(&self, backend: &dyn Backend, a: &mut Activations, token_ids: &[u32], step: &StepMetadata) {
+    fn layer_inputs(
+        &self,
+        backend: &dyn Backend,
+        a: &mut Activations,
+        tokens: (&[u32], &[VectorRows]),
+        step: &StepMetadata,
+    ) {
         if let (Some(inputs), Some(tensors)) = (&self.inputs, &mut a.inputs) {
-            inputs.run(backend, &a.hidden, tensors, token_ids, step);
+            inputs.run(backend, &a.hidden, tensors, tokens, step);
         }
     }
 

@@ -195,7 +195,12 @@ impl ModelFiles {
 
     fn seeing(mut self, vision: VisionConfig) -> Self {
         if vision.sees_spans {
-            self.config = self.config.with_layers(|layer| layer.attention.mask = Mask::Spans);
+            let is_seen = |window: Option<usize>| window.is_some() || !vision.spans_in_windows;
+            self.config = self.config.with_layers(|layer| {
+                if is_seen(layer.attention.window) {
+                    layer.attention.mask = Mask::Spans;
+                }
+            });
         }
         Self { vision: Some(vision), ..self }
     }

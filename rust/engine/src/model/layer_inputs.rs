@@ -7,6 +7,7 @@ use device::{
 
 use super::{
     config::{DecoderConfig, LayerInputsConfig},
+    decoder::VectorRows,
     part::{Buffers, Context, Table, Weights},
 };
 use crate::{
@@ -17,6 +18,7 @@ use crate::{
 /// What makes the vectors of all layers.
 pub(crate) struct LayerInputs {
     width: usize,
+    pad_token_id: u32,
     table: Table,
     projection: Linear,
     norm: Norm,
@@ -36,7 +38,7 @@ pub(crate) struct LayerInput {
 impl LayerInputs {
     /// Asks for the weights of a model that has such inputs.
     pub(crate) fn new(weights: &mut dyn Weights, config: &DecoderConfig) -> Result<Option<Self>, EngineError> {
-        let Some(LayerInputsConfig { width, vocab_size, .. }) = config.layer_inputs else { return Ok(None) };
+        let Some(LayerInputsConfig { width, vocab_size, pad_token_id, .. }) = config.layer_inputs else { return Ok(None) };
         let cols = width * config.layers.len();
         let table = weights.table(&Matrix::new(WeightId::global(Role::LayerTokens), [vocab_size, cols], false))?;
         let projection = Matrix::new(WeightId::global(Role::LayerProjection), [cols, config.hidden_size], false);
@@ -44,7 +46,7 @@ impl LayerInputs {
         let mut norm = weights.norm(WeightId::global(Role::LayerProjectionNorm), [1, width])?;
         // The norm of the product times `1 / sqrt(hidden_size)`, which is the norm of the product with another epsilon.
         norm.eps *= config.hidden_size as f32;
-        Ok(Some(Self { width, table, projection, norm }))
+        Ok(Some(Self { width, pad_token_id, table, projection, norm }))
     }
 
     /// Columns of each of the two tensors that [`Self::run`] takes; 0 for a model without.
@@ -52,16 +54,27 @@ impl LayerInputs {
         config.layer_inputs.map_or(0, |inputs| inputs.width * config.layers.len())
     }
 
-    /// Fills the first tensor, `[num_tokens, num_layers * width]`, from the embeddings of the step's tokens.
+    /// Fills the first tensor, `[num_tokens, num_layers * width]`, from the embeddings of the step's tokens, of which these rows
+    /// have others than their tokens'.
     pub(crate) fn run(
         &self,
         backend: &dyn Backend,
         hidden: &Tensor,
         [inputs, tokens]: &mut [Tensor; 2],
-        token_ids: &[u32],
+        (token_ids, images): (&[u32], &[VectorRows]),
         step: &StepMetadata,
     ) {
-        let phases = backend.layer_input_phases().expect("the plan was refused where nothing computes inputs of layers");
+        let mut without_images = Vec::new();
+        let token_ids = if images.is_empty() {
+            token_ids
+        } else {
+            without_images.extend_from_slice(token_ids);
+            for (row, _) in images.iter().flat_map(|images| &images.rows) {
+                without_images[*row as usize] = self.pad_token_id;
+            }
+            &without_images[..]
+        };
+        let phases = backend.elementwise_phases().expect("the plan was refused where nothing computes inputs of layers");
         backend.norm_linear(hidden, None, &mut [Projection { linear: &self.projection, out: inputs }], step);
         let scale = (self.width as f32).sqrt();
         backend.embed(&EmbedArgs { table: self.table.view(), token_ids, adapters: &[], scale }, tokens);
@@ -99,8 +112,8 @@ impl LayerInput {
         out.set_cols(self.width);
         let args = GateUpArgs { x: cx.hidden, norm: None, gate: None, up: &self.gate, activation: self.activation, out };
         backend.gate_up(args, step);
-        let phases = backend.layer_input_phases().expect("the plan was refused where nothing computes inputs of layers");
-        phases.multiply_input(out, inputs, self.first);
+        let phases = backend.elementwise_phases().expect("the plan was refused where nothing computes inputs of layers");
+        phases.multiply(out, inputs, self.first);
         let (linear, post_norm) = (&self.output, Some(&self.norm));
         backend.linear_residual(ResidualArgs { x: out, linear, post_norm, scale: 1.0, residual: cx.hidden }, step);
     }

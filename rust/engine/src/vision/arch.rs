@@ -1,5 +1,6 @@
 //! Families of models that see: each maps its configuration to the one encoder.
 
+mod gemma4;
 mod lfm2;
 mod llama4;
 mod qwen;
@@ -29,7 +30,7 @@ struct Family {
 }
 
 /// Every family whose images are computed.
-const FAMILIES: [Family; 13] = [
+const FAMILIES: [Family; 14] = [
     Family { model_types: &["llava"], is_one: false, read: llava },
     Family { model_types: &["llava_next"], is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], is_one: false, read: idefics2 },
@@ -39,6 +40,7 @@ const FAMILIES: [Family; 13] = [
     Family { model_types: &["qwen3_vl", "qwen3_vl_moe"], is_one: false, read: qwen::qwen3_vl },
     Family { model_types: &["qwen3_5", "qwen3_5_moe"], is_one: false, read: qwen::qwen3_5 },
     Family { model_types: &["gemma3"], is_one: false, read: gemma3 },
+    Family { model_types: &["gemma4"], is_one: false, read: gemma4::gemma4 },
     Family { model_types: &["mistral3"], is_one: false, read: mistral3 },
     Family { model_types: &["lfm2_vl"], is_one: false, read: lfm2::lfm2_vl },
     Family { model_types: &["llama4"], is_one: false, read: llama4::llama4 },
@@ -112,7 +114,10 @@ impl VisionConfig {
         }
         let head_dim = hidden_size / num_heads;
         match self.tower.positions {
-            Positions::Rotary { theta, .. } | Positions::Interpolated { theta, .. } | Positions::Turned { theta, .. }
+            Positions::Rotary { theta, .. }
+            | Positions::Interpolated { theta, .. }
+            | Positions::Turned { theta, .. }
+            | Positions::Axes { theta, .. }
                 if !head_dim.is_multiple_of(4) || !theta.is_finite() || theta <= 0.0 =>
             {
                 return Err(format!("has heads of {head_dim} elements, which do not rotate by rows and columns"));
@@ -126,11 +131,14 @@ impl VisionConfig {
             {
                 return Err(format!("has tiles of {side} patches a side; it must be from 1 to 4096"));
             }
+            Positions::Axes { side, .. } if !(1..=1 << 16).contains(&side) => {
+                return Err(format!("has positions of {side} patches a side; it must be from 1 to 65536"));
+            }
             _ => {}
         }
         let side = match self.projector.regroup {
             Regroup::Each => 1,
-            Regroup::Squares(side) | Regroup::Interleaved(side) | Regroup::Means(side) => side,
+            Regroup::Squares(side) | Regroup::Interleaved(side) | Regroup::Means(side) | Regroup::MeansOf(side) => side,
         };
         if !(1..=64).contains(&side) {
             return Err(format!("puts squares of {side} patches a side together; it must be from 1 to 64"));
@@ -208,6 +216,9 @@ impl Reader<'_, '_> {
             has_pre_norm: false,
             has_post_norm: true,
             windows: None,
+            inner_norms: None,
+            is_bounded: false,
+            standard: None,
             names: SIGLIP,
         })
     }
@@ -226,6 +237,7 @@ impl Reader<'_, '_> {
             placeholder: Placeholder::Repeated,
             image_token_id: self.token(["image_token_index", "image_token_id"])?,
             sees_spans: false,
+            spans_in_windows: false,
             resampler: None,
             deep: Vec::new(),
             places: PLACES,
@@ -472,6 +484,7 @@ fn phi3_v(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
         placeholder: Placeholder::Repeated,
         image_token_id: token as u32,
         sees_spans: false,
+        spans_in_windows: false,
         resampler: None,
         deep: Vec::new(),
         places: PHI3_PLACES,

@@ -22,8 +22,10 @@ pub struct VisionConfig {
     pub placeholder: Placeholder,
     /// The token in whose places the vectors go.
     pub image_token_id: u32,
-    /// The rows of an image see each other in the decoder.
+    /// The rows of an image see each other in the decoder, in the layers that [`Self::spans_in_windows`] leaves.
     pub sees_spans: bool,
+    /// They do so in layers with a window alone.
+    pub spans_in_windows: bool,
     /// Where its weights lie.
     pub places: Places,
     /// Its weights have a file of their own (`mmproj`), in which no tensor may be left over.
@@ -67,8 +69,36 @@ pub struct TowerConfig {
     pub has_post_norm: bool,
     /// Layers that see a window around a patch, and not the whole tile.
     pub windows: Option<Windows>,
+    /// Norms that layers have within them, which go with scores that are not scaled (Gemma 4).
+    pub inner_norms: Option<InnerNorms>,
+    /// What goes into each product of a layer is bounded, and what comes out, by numbers that lie beside its matrix.
+    pub is_bounded: bool,
+    /// What the last hidden states become.
+    pub standard: Option<Standard>,
     /// What its weights are called.
     pub names: TowerNames,
+}
+
+/// The names of norms within layers; each head of the values has one without weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InnerNorms {
+    /// Of each head of the queries.
+    pub q: &'static str,
+    /// Of each head of the keys.
+    pub k: &'static str,
+    /// Behind attention.
+    pub post_attn: &'static str,
+    /// Behind the feed-forward network.
+    pub post_ffn: &'static str,
+}
+
+/// `(x * factor - bias) * scale`, or `x * factor`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Standard {
+    /// The factor.
+    pub factor: f32,
+    /// The names of bias and scale.
+    pub names: Option<[&'static str; 2]>,
 }
 
 /// How the matrix over the values of a patch lies in files.
@@ -112,6 +142,14 @@ pub enum Positions {
     /// by the column, the second by the row, both counted from 1. That row does not rotate (Llama 4).
     Turned {
         /// Patches along a side.
+        side: usize,
+        /// Base of the frequencies.
+        theta: f64,
+    },
+    /// Vectors of columns and vectors of rows, `[2, side, hidden_size]`, of which a patch takes the sum of two; and rotation, the
+    /// first half of a head by the column and the second by the row, within each half as a head rotates else (Gemma 4).
+    Axes {
+        /// Columns, or rows, at most.
         side: usize,
         /// Base of the frequencies.
         theta: f64,
@@ -187,7 +225,7 @@ pub struct DeepStack {
 /// A norm of the projector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProjectorNorm {
-    /// Its name.
+    /// Its name; empty: it has no weights.
     pub name: &'static str,
     /// RMS or layer norm.
     pub kind: NormKind,
@@ -221,6 +259,8 @@ pub enum Regroup {
     Interleaved(usize),
     /// Their mean, over squares of which there are so many along a side of the tile.
     Means(usize),
+    /// Their mean, over squares of so many by so many.
+    MeansOf(usize),
 }
 
 impl Regroup {
@@ -228,7 +268,7 @@ impl Regroup {
     pub fn side(self, of_tile: usize) -> usize {
         match self {
             Self::Each => 1,
-            Self::Squares(side) | Self::Interleaved(side) => side,
+            Self::Squares(side) | Self::Interleaved(side) | Self::MeansOf(side) => side,
             Self::Means(num) => of_tile / num.max(1),
         }
     }
@@ -236,7 +276,7 @@ impl Regroup {
     /// Columns of a row, of patches with `hidden` values.
     pub fn columns(self, hidden: usize) -> usize {
         match self {
-            Self::Each | Self::Means(_) => hidden,
+            Self::Each | Self::Means(_) | Self::MeansOf(_) => hidden,
             Self::Squares(side) | Self::Interleaved(side) => hidden * side * side,
         }
     }
@@ -271,6 +311,13 @@ pub enum Placeholder {
         before: String,
         /// Behind them.
         after: String,
+    },
+    /// The image token, as often as there are vectors, between two others.
+    Enclosed {
+        /// The token before them.
+        before: u32,
+        /// The one behind them.
+        after: u32,
     },
     /// Tile by tile, each behind a text that says where it lies (Idefics 3, arXiv:2408.12637).
     Tiles,

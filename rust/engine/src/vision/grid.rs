@@ -80,6 +80,7 @@ pub(crate) fn learned(positions: &Positions, grid: &Grid, (y, x): (usize, usize)
             let corner = |&(y, of_y): &(usize, f32)| across.iter().map(move |(x, of_x)| (y * side + x, of_y * of_x));
             down.iter().flat_map(corner).collect()
         }
+        Positions::Axes { side, .. } => vec![(x, 1.0), (side + y, 1.0)],
         Positions::Rotary { .. } => Vec::new(),
     }
 }
@@ -112,12 +113,12 @@ fn bucket(i: usize, len: usize, side: usize) -> usize {
 
 /// Cosines and sines of patches, a row each, for heads of `head_dim` elements; those without a place do not rotate.
 pub(crate) fn rope_table(positions: &Positions, places: &[Option<(usize, usize)>], head_dim: usize) -> Option<RopeTable> {
-    let (theta, takes_turns, is_turned) = match *positions {
-        Positions::Rotary { theta, takes_turns } => (theta, takes_turns, false),
-        Positions::Interpolated { theta, .. } => (theta, false, false),
-        Positions::Turned { theta, .. } => (theta, false, true),
+    let (theta, takes_turns) = match *positions {
+        Positions::Rotary { theta, takes_turns } => (theta, takes_turns),
+        Positions::Interpolated { theta, .. } | Positions::Turned { theta, .. } | Positions::Axes { theta, .. } => (theta, false),
         Positions::Learned { .. } | Positions::Fractions { .. } | Positions::Resized { .. } => return None,
     };
+    let is_turned = matches!(positions, Positions::Turned { .. });
     let quarter = head_dim / 4;
     let frequency = |place: usize| {
         let (i, is_second) = (place % quarter, place / quarter);
@@ -130,6 +131,7 @@ pub(crate) fn rope_table(positions: &Positions, places: &[Option<(usize, usize)>
         let axes = match *place {
             None => [0, 0],
             Some((y, x)) if is_turned => [x + 1, y + 1],
+            Some((y, x)) if matches!(positions, Positions::Axes { .. }) => [x, y],
             Some((y, x)) => [y, x],
         };
         for (i, frequency) in frequencies.iter().enumerate() {

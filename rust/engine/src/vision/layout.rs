@@ -164,6 +164,10 @@ impl VisionConfig {
                 format!("{AROUND}{}{AROUND}", tiles.join(AROUND))
             }
             Placeholder::Repeated => token.repeat(image.num_rows),
+            Placeholder::Enclosed { before, after } => {
+                let [before, after] = [*before, *after].map(|id| tokenizer.token_text(id));
+                format!("{before}{}{after}", token.repeat(image.num_rows))
+            }
             Placeholder::Between { before, after, .. } => {
                 let tile = format!("{before}{}{after}", token.repeat(image.of_tiles[0]));
                 let num_tiles = image.of_tiles.len();

@@ -8,6 +8,7 @@
 //! phases that the decoder has, over a KV storage of its own in which every tile is a request.
 
 mod arch;
+mod bounded;
 pub(crate) mod config;
 mod grid;
 mod layout;
@@ -216,6 +217,15 @@ fn deep_projectors(weights: &mut TowerWeights<'_>, config: &VisionConfig) -> Res
 impl VisionConfig {
     /// Whether the tower has positions for these tiles.
     fn check_tiles(&self, image: &Processed) -> Result<(), EngineError> {
+        if let config::Positions::Axes { side, .. } = self.tower.positions {
+            let is_long = |tile: &&images::Tile| tile.height.max(tile.width) / self.tower.patch_size > side;
+            return image.tiles.iter().find(is_long).map_or(Ok(()), |tile| {
+                Err(EngineError::InvalidArgument(format!(
+                    "the model's image processor makes {} x {} pixels, and its encoder takes {side} patches of {} a side",
+                    tile.width, tile.height, self.tower.patch_size
+                )))
+            });
+        }
         let (config::Positions::Learned { side } | config::Positions::Turned { side, .. }) = self.tower.positions else {
             return Ok(());
         };
@@ -234,8 +244,11 @@ impl VisionConfig {
         1 + self.deep.len()
     }
 
-    /// Rows that a tile of full size becomes, of a tower whose tiles all have one.
+    /// Rows that a tile of full size becomes, of a tower whose tiles all have one, or whose processor has a bound.
     pub(crate) fn rows_of_tile(&self) -> usize {
+        if let Some(most) = self.processor.max_tokens {
+            return most;
+        }
         let config::Positions::Learned { side } = self.tower.positions else { return 0 };
         let rows = side / self.projector.regroup.side(side).max(1);
         rows * rows

@@ -1,6 +1,6 @@
 //! From the hidden states of patches to vectors of the decoder's width.
 
-use device::{Backend, GateUpArgs, Linear, Norm, Projection, StepMetadata, Tensor};
+use device::{Backend, Constant, GateUpArgs, Linear, Norm, Projection, StepMetadata, Tensor};
 
 use super::{
     config::{ProjectorConfig, ProjectorNorm, Regroup, TowerConfig},
@@ -30,8 +30,10 @@ impl Projector {
             weights.place(places, &(if first.is_transposed { first.name.into() } else { format!("{}.weight", first.name) }))?;
         let mut cols = config.regroup.columns(tower.hidden_size);
         let mut norm = |norm: &Option<ProjectorNorm>, len: usize| {
-            let load =
-                |norm: &ProjectorNorm| weights.norm(&format!("{place}{}", norm.name), len, (norm.kind, norm.eps, norm.offset));
+            let load = |norm: &ProjectorNorm| match norm.name {
+                "" => Ok(Norm { kind: norm.kind, weight: Constant::from(vec![1.0; len]), bias: None, eps: norm.eps }),
+                name => weights.norm(&format!("{place}{name}"), len, (norm.kind, norm.eps, norm.offset)),
+            };
             norm.as_ref().map(load).transpose()
         };
         let (early, late) = (norm(&config.norm, tower.hidden_size)?, norm(&config.late_norm, cols)?);
@@ -93,7 +95,7 @@ fn regroup(regroup: Regroup, hidden: &[f32], grid: &Grid) -> Vec<f32> {
         match regroup {
             Regroup::Each | Regroup::Squares(_) => square().for_each(|patch| out.extend_from_slice(patch)),
             Regroup::Interleaved(_) => out.extend((0..cols).flat_map(|col| square().map(move |patch| patch[col]))),
-            Regroup::Means(_) => out.extend((0..cols).map(|col| {
+            Regroup::Means(_) | Regroup::MeansOf(_) => out.extend((0..cols).map(|col| {
                 let sum: f32 = square().map(|patch| patch[col]).sum();
                 sum / (side * side) as f32
             })),

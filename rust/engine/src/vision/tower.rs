@@ -2,13 +2,14 @@
 //! other, over a KV storage of one layer that every layer writes anew.
 
 use device::{
-    AttentionArgs, AttentionParams, Backend, CacheEngine, Constant, GateUpArgs, KvCacheSpec, KvDType, KvGroupMetadata, KvShape,
-    Linear, Mask, Norm, Precision, Projection, ResidualArgs, RopeArgs, RopeTable, StepMetadata, Tensor,
+    AttentionArgs, AttentionParams, Backend, CacheEngine, Constant, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvGroupMetadata,
+    KvShape, Linear, Mask, Norm, NormSpan, Precision, Projection, ResidualArgs, RopeArgs, RopeTable, StepMetadata, Tensor,
 };
 use images::Tile;
 
 use super::{
-    config::{Positions, TowerConfig},
+    bounded::Bounds,
+    config::{InnerNorms, Positions, Standard, TowerConfig},
     grid::{Grid, learned, read_patch, rope_table},
     weights::TowerWeights,
 };
@@ -21,7 +22,7 @@ const BLOCK_SIZE: usize = 32;
 
 /// A tower that was loaded.
 pub(crate) struct Tower {
-    config: TowerConfig,
+    pub(super) config: TowerConfig,
     precision: Precision,
     patch: Linear,
     /// `[side * side, hidden_size]`, behind that of the class row if there is one.
@@ -29,31 +30,46 @@ pub(crate) struct Tower {
     class: Option<Constant>,
     pre_norm: Option<Norm>,
     post_norm: Option<Norm>,
+    /// What the last hidden states are multiplied by, less the first of these, times the second.
+    standard: Option<(f32, Option<[Constant; 2]>)>,
     layers: Vec<TowerLayer>,
     buffers: Option<Buffers>,
 }
 
-struct TowerLayer {
-    attn_norm: Norm,
-    qkv: [Linear; 3],
-    attn_output: Linear,
-    ffn_norm: Norm,
-    gate: Option<Linear>,
-    up: Linear,
-    down: Linear,
+/// Norms within a layer.
+pub(super) struct Inner {
+    q: Norm,
+    k: Norm,
+    v: Norm,
+    pub(super) post_attn: Norm,
+    pub(super) post_ffn: Norm,
+}
+
+pub(super) struct TowerLayer {
+    pub(super) attn_norm: Norm,
+    pub(super) qkv: [Linear; 3],
+    pub(super) attn_output: Linear,
+    pub(super) ffn_norm: Norm,
+    pub(super) gate: Option<Linear>,
+    pub(super) up: Linear,
+    pub(super) down: Linear,
     has_window: bool,
+    pub(super) inner: Option<Inner>,
+    bounds: Option<Bounds>,
 }
 
 /// Activations; rows are patches.
-struct Buffers {
+pub(super) struct Buffers {
     patches: Tensor,
-    hidden: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    inner: Tensor,
-    cache: CacheEngine,
+    pub(super) hidden: Tensor,
+    pub(super) q: Tensor,
+    pub(super) k: Tensor,
+    pub(super) v: Tensor,
+    pub(super) out: Tensor,
+    pub(super) inner: Tensor,
+    /// Of a tower whose products are bounded: what goes into one, and a second activation.
+    pub(super) bounded: Option<[Tensor; 2]>,
+    pub(super) cache: CacheEngine,
     max_rows: usize,
     max_blocks: usize,
 }
@@ -101,7 +117,8 @@ impl TowerConfig {
 
     /// Bytes of the activations of a pass of so many rows.
     pub(crate) fn activation_bytes(&self, max_rows: usize) -> u64 {
-        let columns = self.patch_len() + 5 * self.hidden_size + self.intermediate_size;
+        let bounded = if self.is_bounded { self.hidden_size.max(self.intermediate_size) + self.intermediate_size } else { 0 };
+        let columns = self.patch_len() + 5 * self.hidden_size + self.intermediate_size + bounded;
         let kv = self.kv_spec(max_rows.div_ceil(BLOCK_SIZE), KvDType::F32).ok().and_then(|spec| spec.total_bytes()).unwrap_or(0);
         (columns * max_rows * size_of::<f32>()) as u64 + kv
     }
@@ -129,6 +146,9 @@ impl Tower {
                 if names.is_paired && part < 2 {
                     return weights.unpaired(&name, hidden, config.num_heads);
                 }
+                if matches!(config.positions, Positions::Axes { .. }) && part < 2 {
+                    return weights.reordered(&name, hidden, |row| in_halves(row, config.head_dim()));
+                }
                 weights.rows_of_linear(&name, num_rows, part * step, [hidden; 2])
             };
             layers.push(TowerLayer {
@@ -140,6 +160,8 @@ impl Tower {
                 up: weights.linear(&named(names.up), [inner, hidden])?,
                 down: weights.linear(&named(names.down), [hidden, inner])?,
                 has_window: config.windows.as_ref().is_some_and(|windows| !windows.full_layers.contains(&layer)),
+                inner: config.inner_norms.map(|names| Inner::new(weights, config, names, &named)).transpose()?,
+                bounds: if config.is_bounded { Some(Bounds::new(weights, &names, &named)?) } else { None },
             });
         }
         let positions = match config.positions {
@@ -151,7 +173,15 @@ impl Tower {
                 let num = side * side + config.num_class_rows();
                 Some(weights.constant(&named(names.positions), &[num, hidden])?)
             }
+            Positions::Axes { side, .. } => Some(weights.constant(&named(names.positions), &[2, side, hidden])?),
             Positions::Rotary { .. } => None,
+        };
+        let standard = match config.standard {
+            Some(Standard { factor, names: Some(names) }) => {
+                let [bias, scale] = names.map(|name| weights.constant(&named(name), &[hidden]));
+                Some((factor, Some([bias?, scale?])))
+            }
+            other => other.map(|standard| (standard.factor, None)),
         };
         let mut norm = |is_there: bool, name| is_there.then(|| weights.norm(&named(name), hidden, kind)).transpose();
         Ok(Self {
@@ -160,6 +190,7 @@ impl Tower {
             patch: weights.patches(&named(names.patch), hidden, config.patch_layout, [config.num_frames, config.patch_size])?,
             class: config.has_class.then(|| weights.constant(&named(names.class), &[hidden])).transpose()?,
             positions,
+            standard,
             layers,
             config: config.clone(),
             precision,
@@ -215,6 +246,10 @@ impl Tower {
             v: alloc(hidden)?,
             out: alloc(hidden)?,
             inner: alloc(config.intermediate_size)?,
+            bounded: match config.is_bounded {
+                true => Some([alloc(hidden.max(config.intermediate_size))?, alloc(config.intermediate_size)?]),
+                false => None,
+            },
             cache: backend.alloc_kv_cache(&config.kv_spec(max_blocks, kv_dtype)?)?,
             max_rows,
             max_blocks,
@@ -239,7 +274,10 @@ impl Tower {
             if begun.replace(layer.has_window) != Some(layer.has_window) {
                 backend.begin_step(step);
             }
-            self.layer(backend, layer, (step, pass.rope.as_ref()), &mut buffers);
+            match &layer.bounds {
+                Some(bounds) => self.bounded_layer(backend, (layer, bounds), (step, pass.rope.as_ref()), &mut buffers),
+                None => self.layer(backend, layer, (step, pass.rope.as_ref()), &mut buffers),
+            }
             if taken.contains(&number) {
                 backend.fetch(&mut buffers.hidden);
                 self.take(tiles, &buffers.hidden, None, &mut outputs);
@@ -247,6 +285,10 @@ impl Tower {
         }
         backend.fetch(&mut buffers.hidden);
         self.take(tiles, &buffers.hidden, self.post_norm.as_ref(), &mut outputs);
+        if let Some((factor, bias_and_scale)) = &self.standard {
+            let last = outputs.iter_mut().filter_map(|states| states.last_mut());
+            last.for_each(|states| standardize(states, *factor, bias_and_scale.as_ref()));
+        }
         self.buffers = Some(buffers);
         Ok(outputs)
     }
@@ -325,17 +367,37 @@ impl Tower {
             Projection { linear: of_v, out: &mut *v },
         ];
         backend.norm_linear(hidden, Some(&layer.attn_norm), projections, step);
-        backend.rope_and_cache(RopeArgs::new(q, Some((k, Some(v))), rope, (cache, 0)), step);
-        let (heads, head_dim) = (self.config.num_heads, self.config.head_dim());
-        let params = AttentionParams { mask: Mask::Full, ..AttentionParams::new([heads, heads, head_dim], self.precision) };
-        backend.attention(AttentionArgs { q, out, cache, layer: 0, sinks: None, params }, step);
-        let add = |x: &Tensor, linear: &Linear, residual: &mut Tensor| {
-            backend.linear_residual(ResidualArgs { x, linear, post_norm: None, scale: 1.0, residual }, step);
+        self.attend(backend, layer, (step, rope), [q, k, v, out], cache);
+        let [post_attn, post_ffn] = layer.inner.as_ref().map_or([None; 2], |inner| [&inner.post_attn, &inner.post_ffn].map(Some));
+        let add = |x: &Tensor, linear: &Linear, post_norm: Option<&Norm>, residual: &mut Tensor| {
+            backend.linear_residual(ResidualArgs { x, linear, post_norm, scale: 1.0, residual }, step);
         };
-        add(out, &layer.attn_output, hidden);
+        add(out, &layer.attn_output, post_attn, hidden);
         let (gate, up, activation) = (layer.gate.as_ref(), &layer.up, self.config.activation);
         backend.gate_up(GateUpArgs { x: hidden, norm: Some(&layer.ffn_norm), gate, up, activation, out: inner }, step);
-        add(inner, &layer.down, hidden);
+        add(inner, &layer.down, post_ffn, hidden);
+    }
+
+    /// From queries, keys and values to what attention gives.
+    pub(super) fn attend(
+        &self,
+        backend: &dyn Backend,
+        layer: &TowerLayer,
+        (step, rope): (&StepMetadata, Option<&RopeTable>),
+        [q, k, v, out]: [&mut Tensor; 4],
+        cache: &CacheEngine,
+    ) {
+        let head_norm = |norm| HeadNorm { norm, span: NormSpan::Head };
+        let [q_norm, k_norm, v_norm] =
+            layer.inner.as_ref().map_or([None; 3], |inner| [&inner.q, &inner.k, &inner.v].map(|norm| Some(head_norm(norm))));
+        let args = RopeArgs::new(q, Some((k, Some(v))), rope, (cache, 0));
+        backend.rope_and_cache(RopeArgs { q_norm, k_norm, v_norm, ..args }, step);
+        let (heads, head_dim) = (self.config.num_heads, self.config.head_dim());
+        let mut params = AttentionParams { mask: Mask::Full, ..AttentionParams::new([heads, heads, head_dim], self.precision) };
+        if layer.inner.is_some() {
+            params.scale = 1.0;
+        }
+        backend.attention(AttentionArgs { q, out, cache, layer: 0, sinks: None, params }, step);
     }
 
     fn steps(&self, tiles: &[(&Tile, &Grid)]) -> Pass {
@@ -349,6 +411,48 @@ impl Tower {
             windows: if self.config.windows.is_some() { segments(&windows) } else { StepMetadata::default() },
             rope: rope_table(&self.config.positions, &places, self.config.head_dim()),
         }
+    }
+}
+
+impl Inner {
+    fn new(
+        weights: &mut TowerWeights<'_>,
+        config: &TowerConfig,
+        names: InnerNorms,
+        named: &dyn Fn(&str) -> String,
+    ) -> Result<Self, EngineError> {
+        let (kind, head_dim) = ((config.norm, config.eps, 0.0), config.head_dim());
+        let mut of_heads = |name: &str| {
+            let norm = weights.norm(&named(name), head_dim, kind)?;
+            // A model that is only counted has no weights.
+            let order = |weight: &Constant| (0..weight.len()).map(|i| weight[in_halves(i, head_dim)]).collect::<Vec<_>>().into();
+            Ok::<_, EngineError>(Norm { weight: order(&norm.weight), ..norm })
+        };
+        let (q, k) = (of_heads(names.q)?, of_heads(names.k)?);
+        Ok(Self {
+            v: Norm { weight: vec![1.0; head_dim].into(), ..q.clone() },
+            q,
+            k,
+            post_attn: weights.norm(&named(names.post_attn), config.hidden_size, kind)?,
+            post_ffn: weights.norm(&named(names.post_ffn), config.hidden_size, kind)?,
+        })
+    }
+}
+
+/// Where in a file the row of a head lies whose first half of pairs turns by one coordinate and the second by another: there each
+/// half of the head has both elements of its pairs. Second and third quarter of a head change places.
+fn in_halves(row: usize, head_dim: usize) -> usize {
+    let (head, quarter) = (row / head_dim * head_dim, head_dim / 4);
+    let (place, within) = (row % head_dim / quarter, row % quarter);
+    head + [0, 2, 1, 3][place] * quarter + within
+}
+
+/// Makes states what [`Standard`] says.
+fn standardize(states: &mut [f32], factor: f32, bias_and_scale: Option<&[Constant; 2]>) {
+    states.iter_mut().for_each(|x| *x *= factor);
+    let Some([bias, scale]) = bias_and_scale else { return };
+    for row in states.chunks_exact_mut(bias.len()) {
+        row.iter_mut().zip(bias.iter().zip(scale.iter())).for_each(|(x, (bias, scale))| *x = (*x - bias) * scale);
     }
 }
 

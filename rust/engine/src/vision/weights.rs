@@ -87,10 +87,19 @@ impl<'a> TowerWeights<'a> {
 
     /// A square matrix for heads whose rows that rotate together are neighbours in the file, with these half a head apart.
     pub(crate) fn unpaired(&mut self, name: &str, size: usize, num_heads: usize) -> Result<Linear, EngineError> {
+        let half = size / num_heads / 2;
+        self.reordered(name, size, |row| row / (2 * half) * 2 * half + row % half * 2 + row / half % 2)
+    }
+
+    /// A square matrix whose rows lie elsewhere in the file: row `row` is the file's row `stored(row)`.
+    pub(crate) fn reordered(
+        &mut self,
+        name: &str,
+        size: usize,
+        stored: impl Fn(usize) -> usize,
+    ) -> Result<Linear, EngineError> {
         let weight = format!("{name}.weight");
         let view = self.matrix(&weight, [size; 2])?;
-        let half = size / num_heads / 2;
-        let stored = |row: usize| row / (2 * half) * 2 * half + row % half * 2 + row / half % 2;
         let bytes = (0..size).flat_map(|row| view.row(stored(row))).copied().collect();
         view.release();
         let bias = self.optional(&format!("{name}.bias"), size)?;

@@ -87,7 +87,8 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
         INPUT_WIDTH
     };
     let vocab_size = fields.size("vocab_size_per_layer_input")?.unwrap_or(INPUT_VOCABULARY);
-    config.layer_inputs = (width > 0).then_some(LayerInputsConfig { width, vocab_size, activation });
+    let pad_token_id = fields.size("pad_token_id")?.unwrap_or(0) as u32;
+    config.layer_inputs = (width > 0).then_some(LayerInputsConfig { width, vocab_size, pad_token_id, activation });
     let is_wide = fields.flag("use_double_wide_mlp")?.unwrap_or(false);
     let first_shared = num_layers.saturating_sub(kinds.num_shared);
     for layer in config.layers.iter_mut().skip(first_shared).filter(|_| is_wide) {
@@ -178,7 +179,7 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     config.layer_inputs = match fields.size("embedding_length_per_layer_input")?.filter(|width| *width > 0) {
         Some(width) => {
             let vocab_size = config.vocab_size;
-            Some(LayerInputsConfig { width, vocab_size, activation: Activation::GeluTanh })
+            Some(LayerInputsConfig { width, vocab_size, pad_token_id: 0, activation: Activation::GeluTanh })
         }
         None => None,
     };

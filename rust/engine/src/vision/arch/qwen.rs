@@ -69,6 +69,9 @@ fn qwen_tower(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<TowerConfig
         has_pre_norm: false,
         has_post_norm: false,
         windows: None,
+        inner_norms: None,
+        is_bounded: false,
+        standard: None,
         names: QWEN2,
     })
 }

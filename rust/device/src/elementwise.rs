@@ -1,0 +1,68 @@
+//! What some models do with rows between products, element by element. Gemma 4 gives each layer a vector of a token and layer
+//! besides the residual stream (per-layer embeddings, looked up and computed before the first layer) and has a factor behind each;
+//! its image encoder bounds what goes into products and what comes out.
+
+use crate::{Activation, Norm, Tensor};
+
+/// Arguments of [`ElementwisePhases::layer_inputs`]: `x = (norm(x) + tokens) * scale`, the norm over each layer's part.
+pub struct LayerInputArgs<'a> {
+    /// `[num_tokens, num_layers * width]`: what a projection made of the token embeddings, and then the inputs.
+    pub x: &'a mut Tensor,
+    /// `[num_tokens, num_layers * width]`: what was looked up.
+    pub tokens: &'a Tensor,
+    /// `[width]`, the same for all layers.
+    pub norm: &'a Norm,
+    /// Multiplied into the sum.
+    pub scale: f32,
+}
+
+/// Phases that only some models need.
+pub trait ElementwisePhases {
+    /// Makes the inputs of all layers.
+    fn layer_inputs(&self, args: LayerInputArgs<'_>);
+
+    /// `x[i][j] *= by[i][first + j]`.
+    fn multiply(&self, x: &mut Tensor, by: &Tensor, first: usize);
+
+    /// `x *= factor`.
+    fn scale(&self, x: &mut Tensor, factor: f32);
+
+    /// What is less than the first bound becomes that, and what is more than the second, the second.
+    fn clamp(&self, x: &mut Tensor, bounds: [f32; 2]);
+
+    /// `gate = activation(gate) * up`.
+    fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor);
+}
+
+/// The phases as plain loops over rows of the host; see [`ElementwisePhases::layer_inputs`].
+pub(crate) fn layer_inputs(args: LayerInputArgs<'_>) {
+    let LayerInputArgs { x, tokens, norm, scale } = args;
+    assert_eq!([x.rows(), x.cols()], [tokens.rows(), tokens.cols()], "inputs of layers beside what was looked up");
+    let width = norm.weight.len();
+    for (x, tokens) in x.as_mut_slice().chunks_exact_mut(width).zip(tokens.as_slice().chunks_exact(width)) {
+        norm.apply(x);
+        x.iter_mut().zip(tokens).for_each(|(x, token)| *x = (*x + token) * scale);
+    }
+}
+
+/// See [`ElementwisePhases::multiply`].
+pub(crate) fn multiply(x: &mut Tensor, by: &Tensor, first: usize) {
+    assert_eq!(x.rows(), by.rows(), "rows that are multiplied");
+    for row in 0..x.rows() {
+        let by = &by.row(row)[first..first + x.cols()];
+        x.row_mut(row).iter_mut().zip(by).for_each(|(x, by)| *x *= by);
+    }
+}
+
+/// See [`ElementwisePhases::scale`].
+pub(crate) fn scale(x: &mut Tensor, factor: f32) {
+    x.as_mut_slice().iter_mut().for_each(|x| *x *= factor);
+}
+
+/// See [`ElementwisePhases::clamp`]. What is no number stays so.
+pub(crate) fn clamp(x: &mut Tensor, [least, most]: [f32; 2]) {
+    for x in x.as_mut_slice() {
+        *x = if *x < least { least } else { *x };
+        *x = if *x > most { most } else { *x };
+    }
+}
