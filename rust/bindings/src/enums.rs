@@ -108,7 +108,7 @@ pub enum MultimodalArchitecture {
 
 impl MultimodalArchitecture {
     /// Those whose images are computed.
-    const IMPLEMENTED: [Self; 15] = [
+    const IMPLEMENTED: [Self; 16] = [
         Self::LLaVA,
         Self::LLaVANext,
         Self::Idefics2,
@@ -124,6 +124,7 @@ impl MultimodalArchitecture {
         Self::Phi3V,
         Self::Lfm2Vl,
         Self::Llama4,
+        Self::Gemma4,
     ];
 
     /// `model_type` that config.json may have; an error before anything is downloaded when images are not computed.
@@ -144,6 +145,7 @@ impl MultimodalArchitecture {
             Self::Phi3V => &["phi3_v"],
             Self::Lfm2Vl => &["lfm2_vl"],
             Self::Llama4 => &["llama4"],
+            Self::Gemma4 => &["gemma4"],
             _ => {
                 let known: Vec<String> = Self::IMPLEMENTED.iter().map(|known| format!("{known:?}")).collect();
                 let known = known.join(", ");

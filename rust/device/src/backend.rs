@@ -11,9 +11,9 @@
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    Adapter, AdapterRows, AttentionArgs, CacheEngine, DType, DeviceError, ExpertPhases, HostMemory, KvCacheSpec, KvDType,
-    KvShape, LatentPhases, ElementwisePhases, RecurrentPhases, RopeArgs, RowSampling, SampledRow, StateCache, Tensor, TokenMask,
-    WeightView, host_memory,
+    Adapter, AdapterRows, AttentionArgs, CacheEngine, DType, DeviceError, ElementwisePhases, ExpertPhases, HostMemory,
+    KvCacheSpec, KvDType, KvShape, LatentPhases, RecurrentPhases, RopeArgs, RowSampling, SampledRow, StateCache, Tensor,
+    TokenMask, WeightView, host_memory,
 };
 
 /// How exactly a linear layer computes.

@@ -14,6 +14,7 @@ pub mod cache_engine;
 pub mod cpu;
 pub mod cuda;
 pub mod dtype;
+pub mod elementwise;
 pub mod error;
 pub mod experts;
 pub mod host;
@@ -21,7 +22,6 @@ pub mod kernel_args;
 pub mod kv_codes;
 pub mod kv_layout;
 pub mod latent;
-pub mod elementwise;
 pub mod lora;
 pub mod mmap;
 pub mod quant;
@@ -38,6 +38,7 @@ pub use backend::{
 };
 pub use cache_engine::{CacheEngine, DeviceBlocks, KvPlace};
 pub use dtype::{DType, KvDType};
+pub use elementwise::{ElementwisePhases, LayerInputArgs};
 pub use error::DeviceError;
 pub use experts::{
     Expert, ExpertActivation, ExpertArgs, ExpertGroups, ExpertPhases, Experts, PartNorms, RouterScore, RoutingRule, SharedExpert,
@@ -46,7 +47,6 @@ pub use host::{HostMemory, host_memory, num_physical_cores};
 pub use kernel_args::{MAX_EXPERT_GROUPS, MAX_EXPERTS};
 pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
 pub use latent::{LatentArgs, LatentAttention, LatentPhases, LatentQuery};
-pub use elementwise::{ElementwisePhases, LayerInputArgs};
 pub use lora::{Adapter, AdapterRows, EmbeddingDelta, EmbeddingProduct, LinearDelta, LowRank, Magnitude};
 pub use quant::GgmlType;
 pub use recurrent::{Conv, DeviceStates, GatedDelta, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache};

@@ -11,9 +11,9 @@ use std::{
 };
 
 use device::{
-    AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, DeviceError, EmbedArgs, ExpertPhases, GateUpArgs,
-    KvCacheSpec, KvDType, KvShape, LatentPhases, ElementwisePhases, Linear, LinearOptions, Norm, Phases, Precision, Projection,
-    RecurrentPhases, ResidualArgs, RopeArgs, StateCache, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, DeviceError, ElementwisePhases, EmbedArgs,
+    ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvShape, LatentPhases, Linear, LinearOptions, Norm, Phases, Precision,
+    Projection, RecurrentPhases, ResidualArgs, RopeArgs, StateCache, StepMetadata, Tensor, WeightView, WorkspaceShape,
 };
 use paged::{MemoryGpuConfig, PagedAttentionConfig};
 

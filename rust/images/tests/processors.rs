@@ -24,8 +24,18 @@ fn from(config: &Value) -> Result<Processor, ImageError> {
 #[test]
 fn the_inputs_of_models_are_those_of_transformers() {
     let root = goldens::dir().join("vision");
-    let models =
-        ["gemma3_vision", "idefics3", "llava", "llava_next", "mistral3", "qwen2_5_vl", "qwen2_vl", "lfm2_vl", "llama4_vision"];
+    let models = [
+        "gemma3_vision",
+        "idefics3",
+        "llava",
+        "llava_next",
+        "mistral3",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "lfm2_vl",
+        "llama4_vision",
+        "gemma4_vision",
+    ];
     for name in models {
         let dir = root.join(name);
         let processor = Processor::from_folder(&dir).unwrap().unwrap();

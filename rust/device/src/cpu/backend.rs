@@ -3,17 +3,20 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs, ExpertArgs,
-    ExpertPhases, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, LayerInputArgs, ElementwisePhases, Linear, LinearOptions,
-    Norm, Phases, Precision, Projection, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask,
-    WeightView, WorkspaceShape, elementwise,
+    Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, ElementwisePhases,
+    EmbedArgs, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, LayerInputArgs, Linear,
+    LinearOptions, Norm, Phases, Precision, Projection, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata,
+    Tensor, TokenMask, WeightView, WorkspaceShape, elementwise,
 };
 
 use super::{
     CpuLinear, Isa, ThreadPool,
     attention::{AttentionScratch, BLOCK_SIZES, attention, workspace_bytes as attention_workspace_bytes},
     latent::{self, LatentScratch},
-    linear::{self, ExpertScratch, LinearContext, LinearScratch, elementwise::{gate_row, sigmoid_gate}},
+    linear::{
+        self, ExpertScratch, LinearContext, LinearScratch,
+        elementwise::{gate_row, sigmoid_gate},
+    },
     recurrent::{self, RecurrentScratch},
     reference,
     rope::rope_and_cache,

@@ -6,9 +6,9 @@ mod recurrent;
 use std::sync::Arc;
 
 use crate::{
-    Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, EmbedArgs,
-    EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer, KvPlace,
-    KvShape, KvSide, LatentPhases, LayerInputArgs, ElementwisePhases, Linear, LinearDelta, LinearOptions, Norm, NormKind, Phases,
+    Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, ElementwisePhases,
+    EmbedArgs, EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer,
+    KvPlace, KvShape, KvSide, LatentPhases, LayerInputArgs, Linear, LinearDelta, LinearOptions, Norm, NormKind, Phases,
     Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert, StepMetadata, Tensor,
     WeightView, WorkspaceShape,
     attention::{HeadNorm, NormParts},

@@ -384,13 +384,7 @@ impl Decoder {
         backend.embed(&args, hidden);
     }
 
-    fn layer_inputs(
-        &self,
-        backend: &dyn Backend,
-        a: &mut Activations,
-        tokens: (&[u32], &[VectorRows]),
-        step: &StepMetadata,
-    ) {
+    fn layer_inputs(&self, backend: &dyn Backend, a: &mut Activations, tokens: (&[u32], &[VectorRows]), step: &StepMetadata) {
         if let (Some(inputs), Some(tensors)) = (&self.inputs, &mut a.inputs) {
             inputs.run(backend, &a.hidden, tensors, tokens, step);
         }

@@ -92,12 +92,7 @@ impl<'a> TowerWeights<'a> {
     }
 
     /// A square matrix whose rows lie elsewhere in the file: row `row` is the file's row `stored(row)`.
-    pub(crate) fn reordered(
-        &mut self,
-        name: &str,
-        size: usize,
-        stored: impl Fn(usize) -> usize,
-    ) -> Result<Linear, EngineError> {
+    pub(crate) fn reordered(&mut self, name: &str, size: usize, stored: impl Fn(usize) -> usize) -> Result<Linear, EngineError> {
         let weight = format!("{name}.weight");
         let view = self.matrix(&weight, [size; 2])?;
         let bytes = (0..size).flat_map(|row| view.row(stored(row))).copied().collect();

@@ -58,6 +58,10 @@ pub fn text_value(name: &str, shape: &[usize], u: f32) -> f32 {
 /// The same of a model that sees.
 pub fn vision_value(name: &str, shape: &[usize], u: f32) -> f32 {
     match shape {
+        // Bounds that some values are beyond.
+        _ if name.ends_with("_max") => 1.5 + u,
+        _ if name.ends_with("_min") => -1.5 - u,
+        _ if name.contains("scal") => 1.0 + 0.5 * u,
         _ if name.contains("norm") && name.ends_with("weight") => 1.0 + 0.5 * u,
         [_] => 0.25 * u,
         _ => 0.5 * u,

@@ -19,7 +19,11 @@ const NAMES: TowerNames = TowerNames {
     pre_norm: "",
     post_norm: "",
     attn_norm: "encoder.layers.*.input_layernorm",
-    qkv: ["encoder.layers.*.self_attn.q_proj.linear", "encoder.layers.*.self_attn.k_proj.linear", "encoder.layers.*.self_attn.v_proj.linear"],
+    qkv: [
+        "encoder.layers.*.self_attn.q_proj.linear",
+        "encoder.layers.*.self_attn.k_proj.linear",
+        "encoder.layers.*.self_attn.v_proj.linear",
+    ],
     attn_output: "encoder.layers.*.self_attn.o_proj.linear",
     ffn_norm: "encoder.layers.*.pre_feedforward_layernorm",
     gate: "encoder.layers.*.mlp.gate_proj.linear",
@@ -80,10 +84,7 @@ pub(super) fn gemma4(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineErro
         has_post_norm: false,
         inner_norms: Some(INNER_NORMS),
         is_bounded: reader.vision.flag("use_clipped_linears")?.unwrap_or(false),
-        standard: Some(Standard {
-            factor: (hidden as f32).sqrt(),
-            names: is_standardized.then_some(["std_bias", "std_scale"]),
-        }),
+        standard: Some(Standard { factor: (hidden as f32).sqrt(), names: is_standardized.then_some(["std_bias", "std_scale"]) }),
         names: NAMES,
         ..tower
     };
