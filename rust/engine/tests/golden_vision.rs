@@ -21,7 +21,7 @@ use engine::{
 use kernel_tests::{EmulatedDriver, Order};
 use serde::Deserialize;
 
-const MODELS: [&str; 14] = [
+const MODELS: [&str; 17] = [
     "llava",
     "llava_next",
     "idefics2",
@@ -36,6 +36,9 @@ const MODELS: [&str; 14] = [
     "qwen3_5_moe_vision",
     "lfm2_vl",
     "llama4_vision",
+    "internvl",
+    "cohere2_vision",
+    "aya_vision",
 ];
 
 /// Of these, the ones with recurrent layers, whose hits end at snapshots of states.

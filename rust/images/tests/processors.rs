@@ -24,8 +24,18 @@ fn from(config: &Value) -> Result<Processor, ImageError> {
 #[test]
 fn the_inputs_of_models_are_those_of_transformers() {
     let root = goldens::dir().join("vision");
-    let models =
-        ["gemma3_vision", "idefics3", "llava", "llava_next", "mistral3", "qwen2_5_vl", "qwen2_vl", "lfm2_vl", "llama4_vision"];
+    let models = [
+        "gemma3_vision",
+        "idefics3",
+        "llava",
+        "llava_next",
+        "mistral3",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "lfm2_vl",
+        "llama4_vision",
+        "cohere2_vision",
+    ];
     for name in models {
         let dir = root.join(name);
         let processor = Processor::from_folder(&dir).unwrap().unwrap();
@@ -49,7 +59,7 @@ fn the_inputs_of_models_are_those_of_transformers() {
 fn every_processor_makes_what_transformers_makes() {
     let sizes = [(96, 64), (45, 80), (1, 1), (7, 150), (333, 251), (200, 200), (640, 90), (57, 58)];
     let cases: Vec<Value> = serde_json::from_str(include_str!("data/processors.json")).unwrap();
-    assert_eq!(cases.len(), 24);
+    assert_eq!(cases.len(), 30);
     for case in cases {
         let processor = from(&case["config"]).unwrap();
         for (seed, ((width, height), wanted)) in sizes.into_iter().zip(case["digests"].as_array().unwrap()).enumerate() {

@@ -1,5 +1,7 @@
 //! Families of models that see: each maps its configuration to the one encoder.
 
+mod cohere;
+mod internvl;
 mod lfm2;
 mod llama4;
 mod qwen;
@@ -29,7 +31,7 @@ struct Family {
 }
 
 /// Every family whose images are computed.
-const FAMILIES: [Family; 13] = [
+const FAMILIES: [Family; 16] = [
     Family { model_types: &["llava"], is_one: false, read: llava },
     Family { model_types: &["llava_next"], is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], is_one: false, read: idefics2 },
@@ -40,6 +42,9 @@ const FAMILIES: [Family; 13] = [
     Family { model_types: &["qwen3_5", "qwen3_5_moe"], is_one: false, read: qwen::qwen3_5 },
     Family { model_types: &["gemma3"], is_one: false, read: gemma3 },
     Family { model_types: &["mistral3"], is_one: false, read: mistral3 },
+    Family { model_types: &["internvl"], is_one: false, read: internvl::internvl },
+    Family { model_types: &["aya_vision"], is_one: false, read: cohere::aya_vision },
+    Family { model_types: &["cohere2_vision"], is_one: false, read: cohere::cohere2_vision },
     Family { model_types: &["lfm2_vl"], is_one: false, read: lfm2::lfm2_vl },
     Family { model_types: &["llama4"], is_one: false, read: llama4::llama4 },
     Family { model_types: &["phi3_v"], is_one: true, read: phi3_v },
@@ -153,6 +158,28 @@ impl Reader<'_, '_> {
         Ok(self.vision.number(key)?.unwrap_or(usual) as f32)
     }
 
+    /// An edge of a square, which may be there twice.
+    fn edge(&self, key: &str, usual: usize) -> Result<usize, EngineError> {
+        let edge = |value: &Value| match value {
+            Value::Array(edges) if edges.len() == 2 && edges[0] == edges[1] => edges[0].as_u64(),
+            value => value.as_u64(),
+        };
+        let wanted = "an edge in pixels, or the same twice";
+        let edge = self.vision.typed(key, wanted, |value| edge(value).filter(|edge| *edge <= MAX_SIZE as u64))?;
+        Ok(edge.map_or(usual, |edge| edge as usize))
+    }
+
+    /// The edge of a square of patches that a tile of `side` by `side` is put together by, whose inverse the file says.
+    fn square(fields: &HfFields<'_>, key: &str, side: usize) -> Result<usize, EngineError> {
+        let ratio = fields.number(key)?.unwrap_or(0.5);
+        let square = (1.0 / ratio).round() as usize;
+        if !(1..=64).contains(&square) || (ratio * square as f64 - 1.0).abs() > 1e-9 || !side.is_multiple_of(square) {
+            let why = format!("is {ratio}; it must be 1, 1/2, 1/3, ... and divide the {side} patches of an edge");
+            return Err(fields.error(key, why));
+        }
+        Ok(square)
+    }
+
     /// A token's id, under any of these keys.
     fn token(&self, keys: [&str; 2]) -> Result<u32, EngineError> {
         for key in keys {
@@ -179,7 +206,7 @@ impl Reader<'_, '_> {
 
     /// A matrix that gives vectors of the decoder's width.
     fn last(&self, name: &'static str) -> ProjectorLayer {
-        ProjectorLayer { name, out_features: self.decoder.hidden_size, is_transposed: false, activation: None }
+        ProjectorLayer { name, out_features: self.decoder.hidden_size, is_gated: false, is_transposed: false, activation: None }
     }
 
     /// A CLIP or SigLIP tower (arXiv:2103.00020, arXiv:2303.15343), with these usual sizes: width, feed-forward size, layers,
@@ -190,7 +217,7 @@ impl Reader<'_, '_> {
         activation: &str,
         eps: f64,
     ) -> Result<TowerConfig, EngineError> {
-        let (image_size, patch_size) = (self.size("image_size", image)?, self.size("patch_size", patch)?);
+        let (image_size, patch_size) = (self.edge("image_size", image)?, self.edge("patch_size", patch)?);
         Ok(TowerConfig {
             hidden_size: self.size("hidden_size", hidden)?,
             num_heads: self.size("num_attention_heads", heads)?,
@@ -266,6 +293,7 @@ const SIGLIP: TowerNames = TowerNames {
     gate: "",
     up: "encoder.layers.*.mlp.fc1",
     down: "encoder.layers.*.mlp.fc2",
+    scales: [""; 2],
     is_paired: false,
 };
 
@@ -286,6 +314,7 @@ const PIXTRAL: TowerNames = TowerNames {
     gate: "transformer.layers.*.feed_forward.gate_proj",
     up: "transformer.layers.*.feed_forward.up_proj",
     down: "transformer.layers.*.feed_forward.down_proj",
+    scales: [""; 2],
     is_paired: false,
 };
 
