@@ -56,7 +56,7 @@ TURNED_ENCODERS = {
     "qwen3_5_vision",
     "qwen3_5_moe_vision",
 }
-ALWAYS_TIED = {"gemma3_vision"}
+ALWAYS_TIED = {"gemma3_vision", "aya_vision", "cohere2_vision"}
 
 TOKEN_KINDS = {
     "gemma3_vision": "token_type_ids",
@@ -70,9 +70,11 @@ TOKEN_KINDS = {
 """What tells a reference which tokens are of images."""
 NESTED_IMAGES = {"idefics2", "idefics3"}
 """Whose processors want the images of each prompt in a list of its own."""
-OVER_TORCHVISION = {"lfm2_vl", "llama4_vision"}
+OVER_TORCHVISION = {"cohere2_vision", "lfm2_vl", "llama4_vision"}
 """Whose processors there are over torchvision alone."""
-NOT_OF_THE_MODEL = {"num_crops", "aspect_ratios", "image_rows", "image_cols", "image_sizes"}
+ALWAYS_CUT = {"aya_vision", "internvl"}
+"""Whose processors ask those of images for tiles."""
+NOT_OF_THE_MODEL = {"num_crops", "num_patches", "aspect_ratios", "image_rows", "image_cols", "image_sizes"}
 
 SQUARES_OF_PATCHES = (28, 42, 56)
 GRIDS = [(1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (1, 1), (3, 2)]
@@ -228,6 +230,31 @@ def draw_llama4(case: Case, config: Config, images: Config) -> None:
     images["resize_to_max_canvas"] = rng.random() < 0.3
 
 
+def draw_squares(case: Case, config: Config, images: Config, sides: list[int]) -> int:
+    """How large tiles, patches and squares of them are, and how many tiles there may be. Returns a side of a square."""
+    rng, square, patch = case.random, case.random.choice(sides), case.random.choice([4, 7])
+    side = patch * square * rng.choice([1, 2])
+    config["vision_config"] |= {"patch_size": patch, "image_size": side}
+    images |= {"size": {"height": side, "width": side}, "max_patches": rng.choice([1, 3, 6])}
+    images["min_patches"] = min(images["max_patches"], rng.choice([1, 1, 2]))
+    return square
+
+
+def draw_internvl(case: Case, config: Config, images: Config) -> None:
+    """The encoder's norms and biases, and tiles."""
+    rng, vision = case.random, config["vision_config"]
+    config["downsample_ratio"] = 1 / draw_squares(case, config, images, [1, 2])
+    vision["attention_bias"] = rng.random() < 0.5
+    vision["use_mean_pooling"] = rng.random() < 0.7
+    vision["norm_type"] = rng.choice(["layer_norm", "rms_norm"]) if vision["use_mean_pooling"] else "layer_norm"
+
+
+def draw_cohere(case: Case, config: Config, images: Config) -> None:
+    """The projector, and tiles."""
+    config["downsample_factor"] = draw_squares(case, config, images, [1, 2, 3])
+    config["alignment_intermediate_size"] = case.random.choice([24, 40])
+
+
 DRAWS: dict[str, Callable[[Case, Config, Config], None]] = {
     "llava": draw_llava,
     "llava_next": draw_llava,
@@ -236,6 +263,9 @@ DRAWS: dict[str, Callable[[Case, Config, Config], None]] = {
     "idefics2": draw_idefics2,
     "lfm2_vl": draw_lfm2_vl,
     "llama4_vision": draw_llama4,
+    "internvl": draw_internvl,
+    "aya_vision": draw_cohere,
+    "cohere2_vision": draw_cohere,
 }
 """What only some families have, in the configuration and in that of the processor."""
 
@@ -297,7 +327,8 @@ def engine_answer(case: Case, runner: Runner, processor: Any) -> Answer:
     # From an image token on, for which there is no image, a reference refuses the sequence.
     known = next((place for place, entry in enumerate(entries) if entry.token_id == image_token), len(entries) - 1)
     answer = answer_of_continuation(runner.tokenize_text(messages), entries[: known + 1])
-    given = processor(images=[images] if case.family in NESTED_IMAGES else images, return_tensors="pt")
+    options = {"crop_to_patches": True} if case.family in ALWAYS_CUT else {}
+    given = processor(images=[images] if case.family in NESTED_IMAGES else images, return_tensors="pt", **options)
     answer.inputs = {name: value for name, value in given.items() if name not in NOT_OF_THE_MODEL}
     token_ids = torch.tensor([answer.token_ids])
     answer.inputs["attention_mask"] = torch.ones_like(token_ids)

@@ -91,7 +91,7 @@ pub(crate) fn lfm2_vl(size: (usize, usize), factor: usize, min_pixels: usize, ma
     (scaled(size.0), scaled(size.1))
 }
 
-/// By which LFM2-VL tells whether an image is large: the pixels of whole groups of patches, or of a patch where there is no group.
+/// By which LFM2-VL tells whether an image is large: the pixels of whole groups of patches, or of a patch where there is none.
 pub(crate) fn lfm2_vl_pixels((height, width): (usize, usize), factor: usize, patch: usize) -> usize {
     let round = |edge: usize| ((edge as f64 / factor as f64).round_ties_even() as usize * factor).max(patch);
     round(height) * round(width)
@@ -116,8 +116,9 @@ pub(crate) fn fullest_grid((height, width): (usize, usize), most: usize, tile: u
     larger.or_else(smaller).copied().unwrap_or((1, 1))
 }
 
-/// The `find_closest_aspect_ratio` of LFM2-VL, and InternVL's `get_optimal_tiled_canvas`, for tiles of so many pixels: rows and columns of tiles whose shape is nearest to the image's; of grids of one shape
-/// the larger one, if the image has more than half of its pixels.
+/// The `find_closest_aspect_ratio` of LFM2-VL, and InternVL's `get_optimal_tiled_canvas`, for tiles of so many pixels: rows and
+/// columns of tiles whose shape is nearest to the image's; of grids of one shape the larger one, if the image has more than half
+/// of its pixels.
 pub(crate) fn nearest_grid((height, width): (usize, usize), (least, most): (usize, usize), pixels: usize) -> (usize, usize) {
     let ratio = width as f64 / height as f64;
     let grids = grids(least, most);

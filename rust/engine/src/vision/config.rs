@@ -108,8 +108,8 @@ pub enum Positions {
         /// Patches along a side.
         side: usize,
     },
-    /// As `Learned`, with that of the row before the patches behind them, and rotation of pairs that are neighbours: the first half
-    /// by the column, the second by the row, both counted from 1. That row does not rotate (Llama 4).
+    /// As `Learned`, with that of the row before the patches behind them, and rotation of pairs that are neighbours: the first
+    /// half by the column, the second by the row, both counted from 1. That row does not rotate (Llama 4).
     Turned {
         /// Patches along a side.
         side: usize,

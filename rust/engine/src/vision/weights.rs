@@ -94,7 +94,9 @@ impl<'a> TowerWeights<'a> {
         let factors = self.values(scale, &shape[..1])?;
         let mut values = self.values(&weight, &shape)?;
         for (row, factor) in values.chunks_exact_mut(shape[1].max(1)).zip(&factors) {
-            row.iter_mut().for_each(|value| *value *= factor);
+            for value in row {
+                *value *= factor;
+            }
         }
         let bias = self.optional(&format!("{name}.bias"), shape[0])?;
         let bias = bias.map(|bias| bias.iter().zip(&factors).map(|(value, factor)| value * factor).collect());
