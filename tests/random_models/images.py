@@ -49,6 +49,7 @@ TURNED_ENCODER_HEAD_WIDTHS = [8, 16, 32, 64]
 TURNED_ENCODERS = {
     "llama4_vision",
     "mistral3",
+    "pixtral",
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
@@ -74,7 +75,8 @@ OVER_TORCHVISION = {"cohere2_vision", "lfm2_vl", "llama4_vision"}
 """Whose processors there are over torchvision alone."""
 ALWAYS_CUT = {"aya_vision", "internvl"}
 """Whose processors ask those of images for tiles."""
-NOT_OF_THE_MODEL = {"num_crops", "num_patches", "aspect_ratios", "image_rows", "image_cols", "image_sizes"}
+NOT_OF_THE_MODEL = {"num_crops", "num_patches", "aspect_ratios"}
+NOT_OF_LFM2_VL = {"image_rows", "image_cols", "image_sizes"}
 
 SQUARES_OF_PATCHES = (28, 42, 56)
 GRIDS = [(1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (1, 1), (3, 2)]
@@ -259,6 +261,7 @@ DRAWS: dict[str, Callable[[Case, Config, Config], None]] = {
     "llava": draw_llava,
     "llava_next": draw_llava,
     "mistral3": draw_mistral3,
+    "pixtral": draw_mistral3,
     "gemma3_vision": draw_gemma3,
     "idefics2": draw_idefics2,
     "lfm2_vl": draw_lfm2_vl,
@@ -329,7 +332,8 @@ def engine_answer(case: Case, runner: Runner, processor: Any) -> Answer:
     answer = answer_of_continuation(runner.tokenize_text(messages), entries[: known + 1])
     options = {"crop_to_patches": True} if case.family in ALWAYS_CUT else {}
     given = processor(images=[images] if case.family in NESTED_IMAGES else images, return_tensors="pt", **options)
-    answer.inputs = {name: value for name, value in given.items() if name not in NOT_OF_THE_MODEL}
+    others = NOT_OF_THE_MODEL | (NOT_OF_LFM2_VL if case.family == "lfm2_vl" else set())
+    answer.inputs = {name: value for name, value in given.items() if name not in others}
     token_ids = torch.tensor([answer.token_ids])
     answer.inputs["attention_mask"] = torch.ones_like(token_ids)
     if case.family in TOKEN_KINDS:

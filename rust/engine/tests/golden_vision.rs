@@ -21,7 +21,7 @@ use engine::{
 use kernel_tests::{EmulatedDriver, Order};
 use serde::Deserialize;
 
-const MODELS: [&str; 17] = [
+const MODELS: [&str; 18] = [
     "llava",
     "llava_next",
     "idefics2",
@@ -39,6 +39,7 @@ const MODELS: [&str; 17] = [
     "internvl",
     "cohere2_vision",
     "aya_vision",
+    "pixtral",
 ];
 
 /// Of these, the ones with recurrent layers, whose hits end at snapshots of states.

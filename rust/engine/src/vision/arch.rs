@@ -341,14 +341,17 @@ const PHI3_PLACES: Places = Places {
 /// LLaVA 1.5 (arXiv:2310.03744), by a CLIP tower without its first row or by a SigLIP one, which has no such row.
 fn llava(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     let kind = reader.vision.text("model_type")?;
+    let is_plain = reader.whole.text("model_type")?.as_deref() == Some("llava");
     let (tower, selected) = match kind.as_deref() {
         None | Some("clip_vision_model") => {
             let tower = reader.clip([768, 3072, 12, 12, 224, 32], "quick_gelu", 1e-5)?;
             (TowerConfig { has_class: true, has_pre_norm: true, ..tower }, "default")
         }
         Some("siglip_vision_model") => (reader.clip([768, 3072, 12, 12, 224, 16], "gelu_pytorch_tanh", 1e-6)?, "full"),
+        Some("pixtral") if is_plain => return pixtral(reader),
         Some(other) => {
-            let why = format!("is `{other}`; implemented: clip_vision_model, siglip_vision_model");
+            let known = if is_plain { ", pixtral" } else { "" };
+            let why = format!("is `{other}`; implemented: clip_vision_model, siglip_vision_model{known}");
             return Err(reader.vision.error("model_type", why));
         }
     };
@@ -433,15 +436,14 @@ fn gemma3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     Ok(VisionConfig { placeholder, sees_spans: true, ..reader.config("gemma3", tower, projector)? })
 }
 
-/// Mistral Small 3.1, with Pixtral's encoder (arXiv:2410.07073).
-fn mistral3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+/// Pixtral's encoder (arXiv:2410.07073).
+fn pixtral_tower(reader: &Reader<'_, '_>) -> Result<TowerConfig, EngineError> {
     let theta = match reader.vision.child("rope_parameters")? {
         Some(rope) => rope.number("rope_theta")?,
         None => reader.vision.number("rope_theta")?,
     };
     let tower = reader.clip([1024, 4096, 24, 16, 1024, 16], "gelu", 1e-5)?;
-    let hidden = tower.hidden_size;
-    let tower = TowerConfig {
+    Ok(TowerConfig {
         num_layers: Reader::layers_up_to(reader.whole, "vision_feature_layer", tower.num_layers, -1)?,
         norm: NormKind::Rms,
         eps: 1e-5,
@@ -451,7 +453,28 @@ fn mistral3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
         has_post_norm: false,
         names: PIXTRAL,
         ..tower
-    };
+    })
+}
+
+/// Pixtral, which is a LLaVA with an encoder of its own.
+fn pixtral(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let strategy = reader.whole.text("vision_feature_select_strategy")?;
+    if strategy.as_deref() != Some("full") {
+        let why = "is not `full`, which is implemented with such a tower";
+        return Err(reader.whole.error("vision_feature_select_strategy", why));
+    }
+    if reader.whole.value("vision_feature_layer").is_none() {
+        return Err(reader.whole.error("vision_feature_layer", "is missing"));
+    }
+    let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;
+    let config = reader.config("llava", pixtral_tower(reader)?, reader.two_layers(activation))?;
+    Ok(VisionConfig { placeholder: Placeholder::Rows, ..config })
+}
+
+/// Mistral Small 3.1, with Pixtral's encoder.
+fn mistral3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let tower = pixtral_tower(reader)?;
+    let hidden = tower.hidden_size;
     let merge = reader.whole.size("spatial_merge_size")?.unwrap_or(2);
     let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;
     let mut projector = reader.two_layers(activation);
