@@ -303,7 +303,7 @@ $(RAY)/model: $(RAY)/package
 $(IMAGES)/tools:
 	@echo '== making the virtual environment $(IMAGES)'
 	$(PYTHON) -m venv $(IMAGES)
-	$(IMAGES)/bin/pip install --quiet numpy pillow==12.3.0 transformers==5.23.0 onnx onnxruntime
+	$(IMAGES)/bin/pip install --quiet numpy pillow==12.3.0 transformers==5.24.0 torch torchvision onnx onnxruntime
 	@touch $@
 
 $(MODELS_ENV)/tools:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -26,12 +27,17 @@ from common import (
 )
 from goldens import GOLDEN
 from PIL import Image
+from text import draw_experts, draw_layers, draw_states
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
+from transformers.image_processing_backends import TorchvisionBackend
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from mistral_paged import ChatCompletionRequest, Runner, Which
 
 VISION = GOLDEN / "vision"
-NOT_OF_THE_FOLDER = {"golden.json", "inputs.json"}
+NOT_OF_THE_FOLDER = {"golden.json", "inputs.json", "tensors.json"}
+NOT_OF_TRANSFORMERS = {"phi3_v"}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 HEADS = [(4, 1), (6, 2), (4, 4), (3, 1), (5, 5), (8, 2), (2, 2)]
 HEAD_WIDTHS = [16, 24, 32, 64]
@@ -40,27 +46,53 @@ TURNED_HEAD_WIDTHS = [16, 32, 64]
 ENCODER_HEAD_WIDTHS = [8, 12, 16, 24, 64]
 TURNED_ENCODER_HEAD_WIDTHS = [8, 16, 32, 64]
 """Where an encoder turns its heads, in quarters."""
-TURNED_ENCODERS = {"mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
-ALWAYS_TIED = {"gemma3_vision"}
+TURNED_ENCODERS = {
+    "llama4_vision",
+    "mistral3",
+    "pixtral",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5_vision",
+    "qwen3_5_moe_vision",
+}
+ALWAYS_TIED = {"gemma3_vision", "aya_vision", "cohere2_vision"}
 
 TOKEN_KINDS = {
     "gemma3_vision": "token_type_ids",
     "qwen2_vl": "mm_token_type_ids",
     "qwen2_5_vl": "mm_token_type_ids",
     "qwen3_vl": "mm_token_type_ids",
+    "qwen3_vl_moe": "mm_token_type_ids",
+    "qwen3_5_vision": "mm_token_type_ids",
+    "qwen3_5_moe_vision": "mm_token_type_ids",
 }
 """What tells a reference which tokens are of images."""
 NESTED_IMAGES = {"idefics2", "idefics3"}
 """Whose processors want the images of each prompt in a list of its own."""
-NOT_OF_THE_MODEL = {"num_crops"}
+OVER_TORCHVISION = {"cohere2_vision", "lfm2_vl", "llama4_vision"}
+"""Whose processors there are over torchvision alone."""
+ALWAYS_CUT = {"aya_vision", "internvl"}
+"""Whose processors ask those of images for tiles."""
+NOT_OF_THE_MODEL = {"num_crops", "num_patches", "aspect_ratios"}
+NOT_OF_LFM2_VL = {"image_rows", "image_cols", "image_sizes"}
 
 SQUARES_OF_PATCHES = (28, 42, 56)
 GRIDS = [(1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (1, 1), (3, 2)]
 
 
 def families() -> list[str]:
-    """The tiny models that have weights."""
-    return sorted(path.parent.name for path in VISION.glob("*/model.safetensors"))
+    """The tiny models of Transformers' families, whether their weights lie there or are drawn."""
+    return sorted({path.parent.name for path in VISION.glob("*/golden.json") if has_model(path.parent)})
+
+
+def has_model(folder: Path) -> bool:
+    return (folder / "config.json").exists() and folder.name not in NOT_OF_TRANSFORMERS
+
+
+def is_drawn(family: str) -> bool:
+    return (VISION / family / "tensors.json").exists()
 
 
 def draw_decoder(case: Case, text: Config) -> None:
@@ -70,14 +102,19 @@ def draw_decoder(case: Case, text: Config) -> None:
     positions = text.get("rope_parameters", {})
     width = rng.choice(TURNED_HEAD_WIDTHS if "mrope_section" in positions else HEAD_WIDTHS)
     if "mrope_section" in positions:
-        positions["mrope_section"] = sections(width // 2, positions.get("mrope_interleaved", False))
+        turned = int(width * positions.get("partial_rotary_factor", 1))
+        positions["mrope_section"] = sections(turned // 2, positions.get("mrope_interleaved", False))
     if "head_dim" in text:
         text |= {"head_dim": width, "hidden_size": rng.choice([32, 64, 96])}
     else:
         text["hidden_size"] = heads * width
     text |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
     text |= {"intermediate_size": rng.choice([32, 64, 96]), "num_hidden_layers": rng.randint(1, 4)}
-    if text.get("layer_types"):
+    if is_drawn(case.family):
+        draw_layers(text, rng)
+        draw_states(text, rng)
+        draw_experts(text, rng)
+    elif text.get("layer_types"):
         kinds = sorted(set(text["layer_types"]))
         text["layer_types"] = [rng.choice(kinds) for _ in range(text["num_hidden_layers"])]
 
@@ -110,8 +147,9 @@ def draw_encoder(case: Case, text: Config, vision: Config) -> None:
     if "fullatt_block_indexes" in vision:
         vision["fullatt_block_indexes"] = some_layers(rng, depth, depth)
         vision["window_size"] = rng.choice([28, 56, 84, 112])
-    if "deepstack_visual_indexes" in vision:
+    if vision.get("deepstack_visual_indexes"):
         vision["deepstack_visual_indexes"] = some_layers(rng, depth, min(depth, text["num_hidden_layers"]))
+    if "num_position_embeddings" in vision:
         vision["num_position_embeddings"] = rng.choice([9, 16, 25, 49])
 
 
@@ -165,12 +203,72 @@ def draw_idefics2(case: Case, config: Config, _processor: Config) -> None:
     perceiver["resampler_depth"] = rng.randint(1, 3)
 
 
+def draw_lfm2_vl(case: Case, config: Config, images: Config) -> None:
+    """How large patches, squares of them and tiles are, when an image is cut, and the projector."""
+    rng = case.random
+    patch, factor = rng.choice([4, 6, 8]), rng.choice([1, 2, 3])
+    config |= {"downsample_factor": factor, "projector_hidden_size": rng.choice([24, 40])}
+    config |= {"projector_use_layernorm": rng.random() < 0.6, "projector_bias": rng.random() < 0.6}
+    config["vision_config"] |= {"patch_size": patch, "num_patches": rng.choice([4, 16, 25, 64])}
+    # The reference fails where a narrow image has more patches than the most that may be.
+    most = rng.choice([12, 30])
+    images |= {"downsample_factor": factor, "encoder_patch_size": patch, "tile_size": patch * factor * rng.choice([1, 2, 3])}
+    images |= {"min_image_tokens": rng.choice([1, 2]), "max_image_tokens": most, "max_pixels_tolerance": rng.choice([1.0, 2.5])}
+    images |= {"min_tiles": 2, "max_tiles": rng.choice([3, 4, 10]), "use_thumbnail": rng.random() < 0.8}
+    images["do_image_splitting"] = rng.random() < 0.8
+
+
+def draw_llama4(case: Case, config: Config, images: Config) -> None:
+    """How large tiles and squares of patches are, and the adapter."""
+    rng, vision = case.random, config["vision_config"]
+    square, patch = rng.choice([1, 2, 3]), rng.choice([7, 14])
+    side = patch * square * rng.choice([1, 2])
+    vision |= {"patch_size": patch, "image_size": side, "pixel_shuffle_ratio": 1 / square}
+    vision["intermediate_size"] = vision["hidden_size"] * square**2
+    width = rng.choice([16, 24])
+    vision |= {"projector_input_dim": width, "projector_output_dim": width, "vision_output_dim": width}
+    config["text_config"]["intermediate_size_mlp"] = rng.choice([32, 64])
+    images |= {"size": {"height": side, "width": side}, "max_patches": rng.choice([1, 3, 5])}
+    images["resize_to_max_canvas"] = rng.random() < 0.3
+
+
+def draw_squares(case: Case, config: Config, images: Config, sides: list[int]) -> int:
+    """How large tiles, patches and squares of them are, and how many tiles there may be. Returns a side of a square."""
+    rng, square, patch = case.random, case.random.choice(sides), case.random.choice([4, 7])
+    side = patch * square * rng.choice([1, 2])
+    config["vision_config"] |= {"patch_size": patch, "image_size": side}
+    images |= {"size": {"height": side, "width": side}, "max_patches": rng.choice([1, 3, 6])}
+    images["min_patches"] = min(images["max_patches"], rng.choice([1, 1, 2]))
+    return square
+
+
+def draw_internvl(case: Case, config: Config, images: Config) -> None:
+    """The encoder's norms and biases, and tiles."""
+    rng, vision = case.random, config["vision_config"]
+    config["downsample_ratio"] = 1 / draw_squares(case, config, images, [1, 2])
+    vision["attention_bias"] = rng.random() < 0.5
+    vision["use_mean_pooling"] = rng.random() < 0.7
+    vision["norm_type"] = rng.choice(["layer_norm", "rms_norm"]) if vision["use_mean_pooling"] else "layer_norm"
+
+
+def draw_cohere(case: Case, config: Config, images: Config) -> None:
+    """The projector, and tiles."""
+    config["downsample_factor"] = draw_squares(case, config, images, [1, 2, 3])
+    config["alignment_intermediate_size"] = case.random.choice([24, 40])
+
+
 DRAWS: dict[str, Callable[[Case, Config, Config], None]] = {
     "llava": draw_llava,
     "llava_next": draw_llava,
     "mistral3": draw_mistral3,
+    "pixtral": draw_mistral3,
     "gemma3_vision": draw_gemma3,
     "idefics2": draw_idefics2,
+    "lfm2_vl": draw_lfm2_vl,
+    "llama4_vision": draw_llama4,
+    "internvl": draw_internvl,
+    "aya_vision": draw_cohere,
+    "cohere2_vision": draw_cohere,
 }
 """What only some families have, in the configuration and in that of the processor."""
 
@@ -180,6 +278,8 @@ def draw_config(case: Case) -> Config:
     source = VISION / case.family
     for path in [path for path in source.iterdir() if path.suffix in (".json", ".jinja") and path.name not in NOT_OF_THE_FOLDER]:
         shutil.copyfile(path, case.folder / path.name)
+    for name in [name for name in TOKENIZER_FILES if not (source / name).exists()]:
+        shutil.copyfile(VISION / "qwen3_vl" / name, case.folder / name)
     config = read_json(source / "config.json")
     text, vision = config["text_config"], config["vision_config"]
     draw_decoder(case, text)
@@ -187,7 +287,8 @@ def draw_config(case: Case) -> Config:
         config["tie_word_embeddings"] = text["tie_word_embeddings"] = case.random.random() < 0.4
     draw_encoder(case, text, vision)
     if case.family in DRAWS:
-        path = case.folder / "processor_config.json"
+        of_images = case.folder / "preprocessor_config.json"
+        path = of_images if is_drawn(case.family) else case.folder / "processor_config.json"
         processor = read_json(path) if path.exists() else {}
         DRAWS[case.family](case, config, processor)
         if processor:
@@ -229,13 +330,32 @@ def engine_answer(case: Case, runner: Runner, processor: Any) -> Answer:
     # From an image token on, for which there is no image, a reference refuses the sequence.
     known = next((place for place, entry in enumerate(entries) if entry.token_id == image_token), len(entries) - 1)
     answer = answer_of_continuation(runner.tokenize_text(messages), entries[: known + 1])
-    given = processor(images=[images] if case.family in NESTED_IMAGES else images, return_tensors="pt")
-    answer.inputs = {name: value for name, value in given.items() if name not in NOT_OF_THE_MODEL}
+    options = {"crop_to_patches": True} if case.family in ALWAYS_CUT else {}
+    given = processor(images=[images] if case.family in NESTED_IMAGES else images, return_tensors="pt", **options)
+    others = NOT_OF_THE_MODEL | (NOT_OF_LFM2_VL if case.family == "lfm2_vl" else set())
+    answer.inputs = {name: value for name, value in given.items() if name not in others}
     token_ids = torch.tensor([answer.token_ids])
     answer.inputs["attention_mask"] = torch.ones_like(token_ids)
     if case.family in TOKEN_KINDS:
         answer.inputs[TOKEN_KINDS[case.family]] = (token_ids == image_token).long()
     return answer
+
+
+def resize_by_pillow(_self: Any, image: torch.Tensor, size: Any, resample: Any, **_options: Any) -> torch.Tensor:
+    """As the other processors resize."""
+    edges = int(size.width), int(size.height)
+    levels = image.permute(0, 2, 3, 1).contiguous().numpy()
+    resized = [numpy.asarray(Image.fromarray(pixels).resize(edges, int(resample))) for pixels in levels]
+    return torch.from_numpy(numpy.stack(resized)).permute(0, 3, 1, 2)
+
+
+def image_processor(case: Case) -> Any:
+    if case.family not in OVER_TORCHVISION:
+        return AutoImageProcessor.from_pretrained(case.folder, backend="pil")
+    TorchvisionBackend.resize = resize_by_pillow
+    # The reference reads it of an output that has none.
+    MoeCausalLMOutputWithPast.image_outputs = None
+    return AutoImageProcessor.from_pretrained(case.folder, backend="torchvision")
 
 
 MESSAGES = 3
@@ -244,7 +364,7 @@ MESSAGES = 3
 def compare(case: Case) -> Comparison:
     """One model of the family, with some messages, against Transformers."""
     model = draw_model(case, lambda: draw_config(case), AutoModelForImageTextToText)
-    processor = AutoImageProcessor.from_pretrained(case.folder, backend="pil")
+    processor = image_processor(case)
     save_model(case, model, case.random.random() < 0.5)
     runner = load_engine(case, Which.MultimodalPlain(str(case.folder), dtype=EXACT))
     answers = [engine_answer(case, runner, processor) for _ in range(MESSAGES)]

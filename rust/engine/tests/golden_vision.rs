@@ -21,7 +21,7 @@ use engine::{
 use kernel_tests::{EmulatedDriver, Order};
 use serde::Deserialize;
 
-const MODELS: [&str; 15] = [
+const MODELS: [&str; 19] = [
     "llava",
     "llava_next",
     "idefics2",
@@ -37,6 +37,10 @@ const MODELS: [&str; 15] = [
     "lfm2_vl",
     "llama4_vision",
     "gemma4_vision",
+    "internvl",
+    "cohere2_vision",
+    "aya_vision",
+    "pixtral",
 ];
 
 /// Of these, the ones with recurrent layers, whose hits end at snapshots of states.
@@ -146,10 +150,11 @@ fn every_family_sees_as_transformers_does() {
     }
 }
 
-/// On a GPU whose kernels run on the CPU: a resampler, windows with rotations, and rows that see their span.
+/// On a GPU whose kernels run on the CPU: a resampler, windows with rotations, rows that see their span, and neighbours that
+/// rotate.
 #[test]
 fn the_kernels_of_a_gpu_see_the_same() {
-    see_on_a_gpu(&["idefics2", "qwen2_5_vl", "gemma3_vision"]);
+    see_on_a_gpu(&["idefics2", "qwen2_5_vl", "gemma3_vision", "llama4_vision"]);
 }
 
 #[test]
@@ -164,7 +169,8 @@ fn see_on_a_gpu(models: &[&str]) {
         let driver: Arc<dyn Driver> = Arc::new(EmulatedDriver::with_memory(Order::Ascending, 256 << 20));
         let options = CudaOptions { graphs: false, ..CudaOptions::default() };
         let gpu: Arc<dyn Backend> = Arc::new(CudaBackend::with(driver, options).unwrap());
-        let small = EngineConfig { max_num_batched_tokens: 512, max_num_seqs: 2, ..config() };
+        // Its memory is small, and snapshots of states would take all of it.
+        let small = EngineConfig { max_num_batched_tokens: 512, max_num_seqs: 2, state_snapshot_bytes: Some(0), ..config() };
         let engine = Engine::load_onto(&gpu, &source(name), &small, &|_| {}).unwrap();
         let case = &golden(name).cases[0];
         let mut asked = request(name, case);
@@ -486,6 +492,16 @@ fn a_processor_that_does_not_go_with_its_encoder_is_refused() {
         ("qwen2_vl", "config.json", "\"patch_size\": 14", "\"patch_size\": 0", "patch size of 0"),
         ("qwen2_5_vl", "config.json", "\"num_heads\": 2", "\"num_heads\": 3", "not a multiple of 3 heads"),
         ("qwen3_vl", "config.json", "deepstack_visual_indexes\": [", "deepstack_visual_indexes\": [7,", "[7, 0, 1] of 3"),
+        ("qwen3_5_vision", "config.json", "visual_indexes\": []", "visual_indexes\": [0]", "is [0]; implemented here: []"),
+        ("qwen3_5_vision", "config.json", "interleaved\": true", "interleaved\": false", "is false; implemented: true"),
+        ("lfm2_vl", "config.json", "\"num_patches\": 25", "\"num_patches\": 24", "is 24, which is no square"),
+        ("lfm2_vl", "config.json", "\"downsample_factor\": 2", "\"downsample_factor\": 1", "the image processor has 2 and 8"),
+        ("lfm2_vl", "config.json", "feature_layer\": -1", "feature_layer\": -2", "is not the last one"),
+        ("lfm2_vl", "preprocessor_config.json", "\"tile_size\": 32", "\"tile_size\": 40", "no multiple of 16"),
+        ("lfm2_vl", "preprocessor_config.json", "do_resize\": true", "do_resize\": false", "always resizes"),
+        ("llama4_vision", "config.json", "shuffle_ratio\": 0.5", "shuffle_ratio\": 0.3", "must be 1, 1/2, 1/3, ..."),
+        ("internvl", "config.json", "\"use_qk_norm\": false", "\"use_qk_norm\": true", "is true; implemented: false"),
+        ("aya_vision", "config.json", "downsample_factor\": 2", "downsample_factor\": 3", "must divide the 4 patches"),
         ("qwen3_vl", "config.json", "\"model_type\": \"qwen3_vl\"", "\"model_type\": \"qwen9_vl\"", "those of llava"),
     ];
     for (name, file, from, to, part) in refused {

@@ -3,6 +3,8 @@
 #![allow(missing_docs)]
 
 mod common;
+#[path = "common/drawn.rs"]
+mod drawn;
 #[path = "common/gguf_writer.rs"]
 mod gguf_writer;
 #[path = "common/mmproj.rs"]
@@ -10,7 +12,7 @@ mod mmproj;
 
 use std::{path::PathBuf, sync::Arc};
 
-use common::{golden_dir, log_softmax, serving::greedy};
+use common::{log_softmax, serving::greedy};
 use engine::{
     Completion, Engine, EngineConfig, GenerationRequest, Message, MessageContent, ModelDType, ModelSource, SamplingParams,
     VisionOptions,
@@ -20,10 +22,11 @@ use gguf_writer::{Gguf, STRING, U32, string};
 use mmproj::Checkpoint;
 use serde_json::Value;
 
-const MODELS: [&str; 8] = ["llava", "llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_vision", "mistral3"];
+const MODELS: [&str; 9] =
+    ["llava", "llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3_vision", "mistral3"];
 
 fn dir(name: &str) -> PathBuf {
-    golden_dir().join("vision").join(name)
+    drawn::seeing(name)
 }
 
 fn config(mmproj: Option<PathBuf>) -> EngineConfig {

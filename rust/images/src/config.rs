@@ -41,6 +41,10 @@ pub enum ProcessorKind {
     Llama4,
     /// Whole groups of patches, as many as a number of tokens allows: Gemma 4.
     Gemma4,
+    /// Rows of tiles of the grid whose shape is nearest, then the whole image: InternVL, Aya Vision.
+    GotOcr2,
+    /// Rows of tiles of the grid that it fills best, then the whole image: Command A Vision.
+    Cohere2Vision,
 }
 
 const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
@@ -48,7 +52,7 @@ const CLIP_STD: [f32; 3] = [0.268_629_55, 0.261_302_6, 0.275_777_1];
 
 impl ProcessorKind {
     /// By the names in files, less "Fast".
-    const NAMES: [(&str, Self); 14] = [
+    const NAMES: [(&str, Self); 16] = [
         ("CLIPImageProcessor", Self::Clip),
         ("LlavaImageProcessor", Self::Llava),
         ("SiglipImageProcessor", Self::Siglip),
@@ -63,11 +67,13 @@ impl ProcessorKind {
         ("Lfm2VlImageProcessor", Self::Lfm2Vl),
         ("Llama4ImageProcessor", Self::Llama4),
         ("Gemma4ImageProcessor", Self::Gemma4),
+        ("GotOcr2ImageProcessor", Self::GotOcr2),
+        ("Cohere2VisionImageProcessor", Self::Cohere2Vision),
     ];
 
     /// What holds where a file says nothing.
     fn defaults(self) -> Processor {
-        let clip = matches!(self, Self::Clip | Self::Llava | Self::LlavaNext | Self::Qwen2Vl | Self::Pixtral | Self::Phi3V);
+        let clip = !matches!(self, Self::Siglip | Self::Idefics2 | Self::Idefics3 | Self::Gemma3 | Self::Lfm2Vl | Self::Llama4);
         let (mean, std) = if clip { (CLIP_MEAN, CLIP_STD) } else { ([0.5; 3], [0.5; 3]) };
         let cropped = matches!(self, Self::Clip | Self::Llava | Self::LlavaNext);
         let (filter, size) = match self {
@@ -82,6 +88,8 @@ impl ProcessorKind {
             Self::Pixtral => (Filter::Bicubic, Size::LongestEdge(1024)),
             Self::Phi3V | Self::Llama4 => (Filter::Bilinear, Size::Exact { height: 336, width: 336 }),
             Self::Lfm2Vl => (Filter::Bilinear, Size::Exact { height: 512, width: 512 }),
+            Self::GotOcr2 => (Filter::Bicubic, Size::Exact { height: 384, width: 384 }),
+            Self::Cohere2Vision => (Filter::Bicubic, Size::Exact { height: 512, width: 512 }),
         };
         let grid_pinpoints = match self {
             Self::LlavaNext => vec![(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)],
@@ -97,7 +105,7 @@ impl ProcessorKind {
             normalize: Some((mean, std)),
             pad_to_square: false,
             grid_pinpoints,
-            split: matches!(self, Self::Idefics3 | Self::Lfm2Vl),
+            split: matches!(self, Self::Idefics3 | Self::Lfm2Vl | Self::Cohere2Vision),
             tile_size: match self {
                 Self::Phi3V => 336,
                 Self::Lfm2Vl => 512,
@@ -112,7 +120,7 @@ impl ProcessorKind {
             temporal_patch_size: if self == Self::Qwen2Vl { 2 } else { 1 },
             num_crops: 1,
             pan_and_scan: None,
-            tiling: (self == Self::Lfm2Vl).then_some(Tiling::USUAL),
+            tiling: Tiling::usual(self),
             canvas: (self == Self::Llama4).then_some(Canvas::USUAL),
             max_tokens: (self == Self::Gemma4).then_some(280),
             max_edge: None,
@@ -175,7 +183,7 @@ pub struct Processor {
     pub pad_to_square: bool,
     /// `image_grid_pinpoints`, `(height, width)` each.
     pub grid_pinpoints: Vec<(usize, usize)>,
-    /// `do_image_splitting` of Idefics and LFM2-VL.
+    /// `do_image_splitting` of Idefics and LFM2-VL, `crop_to_patches` of InternVL and others.
     pub split: bool,
     /// Edge of a tile: `max_image_size` of Idefics3, `tile_size` of LFM2-VL; of Phi-3-vision 336.
     pub tile_size: usize,
@@ -189,7 +197,7 @@ pub struct Processor {
     pub num_crops: usize,
     /// If `do_pan_and_scan`.
     pub pan_and_scan: Option<PanAndScan>,
-    /// Of [`ProcessorKind::Lfm2Vl`].
+    /// Of [`ProcessorKind::Lfm2Vl`], [`ProcessorKind::GotOcr2`] and [`ProcessorKind::Cohere2Vision`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tiling: Option<Tiling>,
     /// Of [`ProcessorKind::Llama4`].
@@ -477,7 +485,14 @@ impl Processor {
 
     fn read_size(&mut self, keys: &Keys) -> Result<(), ImageError> {
         let max = if self.kind == ProcessorKind::Qwen2Vl { 1 << 32 } else { MAX_EDGE };
-        let square = matches!(self.kind, ProcessorKind::Gemma3 | ProcessorKind::Pixtral | ProcessorKind::Llama4);
+        let square = matches!(
+            self.kind,
+            ProcessorKind::Gemma3
+                | ProcessorKind::Pixtral
+                | ProcessorKind::Llama4
+                | ProcessorKind::GotOcr2
+                | ProcessorKind::Cohere2Vision
+        );
         self.size = keys.size(square, self.size, max)?;
         if let (ProcessorKind::Qwen2Vl, Size::Edges { shortest, longest }) = (self.kind, &mut self.size) {
             *shortest = keys.up_to("min_pixels", max)?.unwrap_or(*shortest);
@@ -494,7 +509,9 @@ impl Processor {
             (ProcessorKind::Pixtral, size) => {
                 (matches!(size, Size::LongestEdge(_) | Size::Exact { .. }), "longest_edge, or height and width,")
             }
-            (ProcessorKind::Gemma3 | ProcessorKind::Llama4, size) => (matches!(size, Size::Exact { .. }), "height and width"),
+            (ProcessorKind::Gemma3 | ProcessorKind::Llama4 | ProcessorKind::GotOcr2 | ProcessorKind::Cohere2Vision, size) => {
+                (matches!(size, Size::Exact { .. }), "height and width")
+            }
             (ProcessorKind::Phi3V | ProcessorKind::Lfm2Vl | ProcessorKind::Gemma4, _) => (true, ""),
         };
         if !fits {

@@ -60,6 +60,7 @@ impl Processor {
             ProcessorKind::Gemma3 => self.gemma3(image)?,
             ProcessorKind::Lfm2Vl => self.lfm2_vl(image)?,
             ProcessorKind::Llama4 => self.llama4(image)?,
+            ProcessorKind::GotOcr2 | ProcessorKind::Cohere2Vision => self.tiled(image)?,
             ProcessorKind::Qwen2Vl => self.qwen2_vl(image)?.into(),
             ProcessorKind::Gemma4 => self.gemma4(image)?.into(),
             ProcessorKind::Pixtral => self.crop(self.pixtral(image)?).into(),
@@ -75,7 +76,7 @@ impl Processor {
     }
 
     /// `size` as Transformers' base class understands it.
-    fn to_size(&self, image: &RgbImage) -> Result<RgbImage, ImageError> {
+    pub(crate) fn to_size(&self, image: &RgbImage) -> Result<RgbImage, ImageError> {
         match self.size {
             _ if !self.resize => Ok(image.clone()),
             Size::Exact { height, width } => self.resized(image, (height, width)),
@@ -131,7 +132,7 @@ impl Processor {
         let mut padded = RgbImage::filled(best, [0; 3]);
         padded.paste(&fitted, ((best.0 - fitted.size().0) / 2, (best.1 - fitted.size().1) / 2));
         let mut images = vec![self.resized(image, base)?];
-        images.extend(cut(&padded, edge));
+        images.extend(cut(&padded, (edge, edge)));
         let images = images.iter().map(|image| Ok(self.crop(self.to_size(image)?))).collect::<Result<_, _>>()?;
         Ok(Pieces { images, grid: (best.0 / edge, best.1 / edge), whole: 0 })
     }
@@ -179,7 +180,7 @@ impl Processor {
             return Ok(resized.into());
         }
         let grid = (resized.size().0 / tile, resized.size().1 / tile);
-        let mut images = cut(&resized, tile);
+        let mut images = cut(&resized, (tile, tile));
         images.push(self.resized(&resized, (tile, tile))?);
         Ok(Pieces { whole: images.len() - 1, images, grid })
     }
@@ -247,7 +248,7 @@ impl Processor {
         let padded = if portrait { padded.transposed() } else { padded };
         let whole = self.tile(&padded);
         let mut tiles = vec![whole.interpolated((edge, edge))];
-        tiles.extend(cut(&padded, edge).iter().map(|image| self.tile(image)));
+        tiles.extend(cut(&padded, (edge, edge)).iter().map(|image| self.tile(image)));
         let (height, width) = padded.size();
         Ok(Processed { tiles, original: image.size(), grid: (height / edge, width / edge), whole: 0 })
     }
@@ -285,11 +286,12 @@ pub(crate) fn unfit(image: &RgbImage, reason: &str) -> ImageError {
     ImageError::Unfit { width: image.width(), height: image.height(), reason: reason.into() }
 }
 
-/// Squares, row by row. The image's edges are multiples of theirs.
-pub(crate) fn cut(image: &RgbImage, edge: usize) -> Vec<RgbImage> {
+/// Tiles of a size, row by row. The image's edges are multiples of theirs.
+pub(crate) fn cut(image: &RgbImage, size: (usize, usize)) -> Vec<RgbImage> {
     let (height, width) = image.size();
-    let corners = (0..height / edge).flat_map(|row| (0..width / edge).map(move |column| (row * edge, column * edge)));
-    corners.map(|corner| image.crop(corner, (edge, edge))).collect()
+    let corner = |row: usize, column: usize| (row * size.0, column * size.1);
+    let corners = (0..height / size.0).flat_map(|row| (0..width / size.1).map(move |column| corner(row, column)));
+    corners.map(|corner| image.crop(corner, size)).collect()
 }
 
 /// Four inputs and their weights, of one output.

@@ -91,23 +91,41 @@ pub(crate) fn lfm2_vl(size: (usize, usize), factor: usize, min_pixels: usize, ma
     (scaled(size.0), scaled(size.1))
 }
 
-/// By which LFM2-VL tells whether an image is large: the pixels of whole groups of patches, or of a patch where there is no group.
+/// By which LFM2-VL tells whether an image is large: the pixels of whole groups of patches, or of a patch where there is none.
 pub(crate) fn lfm2_vl_pixels((height, width): (usize, usize), factor: usize, patch: usize) -> usize {
     let round = |edge: usize| ((edge as f64 / factor as f64).round_ties_even() as usize * factor).max(patch);
     round(height) * round(width)
 }
 
-/// LFM2-VL's `find_closest_aspect_ratio`: rows and columns of tiles whose shape is nearest to the image's; of grids of one shape
-/// the larger one, if the image has more than half of its pixels.
-pub(crate) fn nearest_grid((height, width): (usize, usize), (least, most): (usize, usize), tile: usize) -> (usize, usize) {
-    let ratio = width as f64 / height as f64;
+/// Grids of so many tiles at least and at most, `(rows, columns)`: those of fewer tiles first, of these those of fewer columns.
+fn grids(least: usize, most: usize) -> Vec<(usize, usize)> {
     let mut grids: Vec<_> = (1..=most).flat_map(|columns| (1..=most / columns).map(move |rows| (rows, columns))).collect();
     grids.retain(|(rows, columns)| rows * columns >= least);
     grids.sort_by_key(|(rows, columns)| rows * columns);
+    grids
+}
+
+/// Command A Vision's `get_optimal_tiled_canvas`: the grid on which the image becomes larger by the least, or where it has to
+/// become smaller, by the least; of equal ones the smallest.
+pub(crate) fn fullest_grid((height, width): (usize, usize), most: usize, tile: usize) -> (usize, usize) {
+    let grids = grids(1, most);
+    let scale =
+        |&(rows, columns): &(usize, usize)| ((columns * tile) as f64 / width as f64).min((rows * tile) as f64 / height as f64);
+    let larger = grids.iter().filter(|grid| scale(grid) >= 1.0).min_by(|a, b| scale(a).total_cmp(&scale(b)));
+    let smaller = || grids.iter().rev().max_by(|a, b| scale(a).total_cmp(&scale(b)));
+    larger.or_else(smaller).copied().unwrap_or((1, 1))
+}
+
+/// The `find_closest_aspect_ratio` of LFM2-VL, and InternVL's `get_optimal_tiled_canvas`, for tiles of so many pixels: rows and
+/// columns of tiles whose shape is nearest to the image's; of grids of one shape the larger one, if the image has more than half
+/// of its pixels.
+pub(crate) fn nearest_grid((height, width): (usize, usize), (least, most): (usize, usize), pixels: usize) -> (usize, usize) {
+    let ratio = width as f64 / height as f64;
+    let grids = grids(least, most);
     let (mut nearest, mut best) = (f64::INFINITY, (1, 1));
     for (rows, columns) in grids {
         let distance = (ratio - columns as f64 / rows as f64).abs();
-        let is_filled = (height * width) as f64 > 0.5 * (tile * tile * rows * columns) as f64;
+        let is_filled = (height * width) as f64 > 0.5 * (pixels * rows * columns) as f64;
         if distance < nearest || (distance == nearest && is_filled) {
             (nearest, best) = (distance, (rows, columns));
         }

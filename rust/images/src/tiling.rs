@@ -10,7 +10,7 @@ use crate::{
     sizes,
 };
 
-/// When LFM2-VL cuts an image, and into how many tiles.
+/// When LFM2-VL and others cut an image, and into how many tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Tiling {
     /// There are no fewer tiles.
@@ -19,7 +19,7 @@ pub struct Tiling {
     pub max_tiles: usize,
     /// The whole image stands behind them.
     pub thumbnail: bool,
-    /// Tokens of an image that is not cut, at least.
+    /// Tokens of an image of LFM2-VL that is not cut, at least; of others 0, as what follows.
     pub min_tokens: usize,
     /// The same, at most.
     pub max_tokens: usize,
@@ -29,8 +29,16 @@ pub struct Tiling {
 
 impl Tiling {
     /// What holds where a file says nothing.
-    pub(crate) const USUAL: Self =
-        Self { min_tiles: 2, max_tiles: 10, thumbnail: true, min_tokens: 64, max_tokens: 256, tolerance: 2.0 };
+    pub(crate) fn usual(kind: ProcessorKind) -> Option<Self> {
+        let tiling = Self { min_tiles: 1, max_tiles: 12, thumbnail: true, min_tokens: 0, max_tokens: 0, tolerance: 0.0 };
+        match kind {
+            ProcessorKind::Lfm2Vl => {
+                Some(Self { min_tiles: 2, max_tiles: 10, min_tokens: 64, max_tokens: 256, tolerance: 2.0, ..tiling })
+            }
+            ProcessorKind::GotOcr2 | ProcessorKind::Cohere2Vision => Some(tiling),
+            _ => None,
+        }
+    }
 }
 
 /// The canvases of Llama 4.
@@ -48,7 +56,7 @@ impl Canvas {
 }
 
 /// Keys that are read of one kind alone.
-pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 3] = [
+pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 5] = [
     (
         ProcessorKind::Lfm2Vl,
         &[
@@ -67,12 +75,14 @@ pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 3] = [
     ),
     (ProcessorKind::Llama4, &["max_patches", "resize_to_max_canvas"]),
     (ProcessorKind::Gemma4, &["max_soft_tokens", "pooling_kernel_size"]),
+    (ProcessorKind::GotOcr2, &["crop_to_patches", "min_patches", "max_patches"]),
+    // It takes the fewest tiles that there may be, whatever it says.
+    (ProcessorKind::Cohere2Vision, &["crop_to_patches", "min_patches", "max_patches"]),
 ];
 
 impl Keys<'_> {
     /// LFM2-VL's, where images are cut or not.
-    fn tiling(&self, is_split: bool) -> Result<Tiling, ImageError> {
-        let usual = Tiling::USUAL;
+    fn tiling(&self, usual: Tiling, is_split: bool) -> Result<Tiling, ImageError> {
         let size = |key: &str, max: u64, usual: usize| Ok::<_, ImageError>(self.up_to(key, max)?.unwrap_or(usual));
         let tolerance = self.number("max_pixels_tolerance")?.unwrap_or(usual.tolerance);
         let tiling = Tiling {
@@ -93,11 +103,17 @@ impl Keys<'_> {
 impl Processor {
     /// What only LFM2-VL, Llama 4 and Gemma 4 have.
     pub(crate) fn read_tiling(&mut self, keys: &Keys<'_>) -> Result<(), ImageError> {
-        if !self.resize && (self.tiling.is_some() || self.canvas.is_some() || self.max_tokens.is_some()) {
+        if !self.resize && matches!(self.kind, ProcessorKind::Lfm2Vl | ProcessorKind::Llama4 | ProcessorKind::Gemma4) {
             return Err(keys.error("do_resize is false, and this processor always resizes"));
         }
-        if self.tiling.is_some() {
-            self.tiling = Some(keys.tiling(self.split)?);
+        if matches!(self.kind, ProcessorKind::GotOcr2 | ProcessorKind::Cohere2Vision)
+            && let Some(tiling) = &mut self.tiling
+        {
+            self.split = keys.bool("crop_to_patches", self.split)?;
+            tiling.min_tiles = keys.up_to("min_patches", 1024)?.unwrap_or(tiling.min_tiles);
+            tiling.max_tiles = keys.up_to("max_patches", 1024)?.unwrap_or(tiling.max_tiles);
+        } else if let Some(tiling) = self.tiling {
+            self.tiling = Some(keys.tiling(tiling, self.split)?);
             self.patch_size = keys.up_to("encoder_patch_size", 1024)?.unwrap_or(self.patch_size);
             self.merge_size = keys.up_to("downsample_factor", 64)?.unwrap_or(self.merge_size);
             self.tile_size = keys.up_to("tile_size", MAX_EDGE)?.unwrap_or(self.tile_size);
@@ -144,11 +160,11 @@ impl Processor {
             return Ok(whole.into());
         }
         let tile = self.tile_size;
-        let (rows, columns) = sizes::nearest_grid(image.size(), (tiling.min_tiles, tiling.max_tiles), tile);
+        let (rows, columns) = sizes::nearest_grid(image.size(), (tiling.min_tiles, tiling.max_tiles), tile * tile);
         if rows * columns == 1 {
             return Err(unfit(image, "its processor would cut it into one tile: min_tiles must be more than 1"));
         }
-        let mut images = cut(&self.resized(image, (rows * tile, columns * tile))?, tile);
+        let mut images = cut(&self.resized(image, (rows * tile, columns * tile))?, (tile, tile));
         if tiling.thumbnail {
             images.push(whole);
         }
@@ -166,11 +182,33 @@ impl Processor {
         let fitted = self.resized(image, sizes::llama4_fit(image.size(), size, edge, canvas))?;
         let mut padded = RgbImage::filled(size, [0; 3]);
         padded.paste(&fitted, (0, 0));
-        let mut images = cut(&padded, edge);
+        let mut images = cut(&padded, (edge, edge));
         if images.len() == 1 {
             return Ok(padded.into());
         }
         images.push(self.resized(image, (edge, edge))?);
+        Ok(Pieces { whole: images.len() - 1, images, grid: (rows, columns) })
+    }
+
+    /// Tiles of a grid, of one size, and behind several of them the whole image.
+    pub(crate) fn tiled(&self, image: &RgbImage) -> Result<Pieces, ImageError> {
+        let (Some(tiling), Size::Exact { height, width }) = (self.tiling, self.size) else {
+            return Err(unfit(image, "its processor has no size of a tile"));
+        };
+        let of_one = self.kind == ProcessorKind::GotOcr2 && tiling.max_tiles == 1;
+        if !self.split || of_one {
+            return Ok(self.to_size(image)?.into());
+        }
+        let (rows, columns) = if self.kind == ProcessorKind::GotOcr2 {
+            sizes::nearest_grid(image.size(), (tiling.min_tiles, tiling.max_tiles), height * width)
+        } else {
+            sizes::fullest_grid(image.size(), tiling.max_tiles, height)
+        };
+        let mut images = cut(&self.resized(image, (rows * height, columns * width))?, (height, width));
+        if images.len() == 1 {
+            return Ok(Pieces { images, grid: (0, 0), whole: 0 });
+        }
+        images.push(self.resized(image, (height, width))?);
         Ok(Pieces { whole: images.len() - 1, images, grid: (rows, columns) })
     }
 }

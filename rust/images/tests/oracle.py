@@ -4,7 +4,7 @@ tests/data/resized.txt is Pillow's, processors.json is Transformers', phi3.json 
 instead of writing. `--files FOLDER` writes small files of every format, and FOLDER/digests.json with digests of the pixels that
 Pillow finds in them: that is images/ in tests/data/golden/images.tar.xz.
 
-Needs pillow==12.3.0, numpy, transformers==5.23.0, onnx and onnxruntime. Pillow 13 resizes columns first where the height shrinks
+Needs pillow==12.3.0, numpy, transformers==5.24.0, torch, torchvision, onnx and onnxruntime. Pillow 13 resizes columns first where the height shrinks
 more than the width.
 """
 
@@ -144,27 +144,44 @@ CONFIGS = [
     },
     {"image_processor_type": "Llama4ImageProcessor", "size": 64, "max_patches": 6, "resize_to_max_canvas": True},
     {"image_processor_type": "Llama4ImageProcessor", "size": 72, "max_patches": 1, "do_normalize": False},
+    {"image_processor_type": "GotOcr2ImageProcessorFast", "size": {"height": 40, "width": 40}, "crop_to_patches": True},
+    {
+        "image_processor_type": "GotOcr2ImageProcessor",
+        "size": {"height": 30, "width": 40},
+        "crop_to_patches": True,
+        "min_patches": 3,
+        "max_patches": 5,
+    },
+    {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 30, "width": 50}},
+    {"image_processor_type": "Cohere2VisionImageProcessorFast", "size": {"height": 40, "width": 40}},
+    {"image_processor_type": "Cohere2VisionImageProcessor", "size": {"height": 64, "width": 64}, "max_patches": 3},
+    {"image_processor_type": "Cohere2VisionImageProcessor", "size": {"height": 30, "width": 30}, "crop_to_patches": False},
 ]
 
 
 def processor_class(name: str) -> type:
-    """The one over Pillow; of the two that there are only over torchvision, that with Pillow's resizing."""
+    """The one over Pillow; of those that there are only over torchvision, that with Pillow's resizing."""
     import transformers
 
     name = name.removesuffix("Fast")
-    made = {"Lfm2VlImageProcessor": with_arrays, "Llama4ImageProcessor": lambda processor: processor}.get(name)
+    over_torchvision = {
+        "Cohere2VisionImageProcessor": with_arrays,
+        "Lfm2VlImageProcessor": with_arrays,
+        "Llama4ImageProcessor": lambda processor: processor,
+    }
+    made = over_torchvision.get(name)
     if made is None:
         return getattr(transformers, name + "Pil")
     transformers.image_processing_backends.TorchvisionBackend.resize = resize_by_pillow
     return made(getattr(transformers, name))
 
 
-def resize_by_pillow(_self: object, images: Any, size: Any, resample: int, **_options: object) -> Any:
+def resize_by_pillow(_self: object, image: Any, size: Any, resample: int, **_options: object) -> Any:
     import torch
 
     edges = int(size.width), int(size.height)
-    levels = images.permute(0, 2, 3, 1).numpy()
-    resized = [np.asarray(Image.fromarray(image).resize(edges, int(resample))) for image in levels]
+    levels = image.permute(0, 2, 3, 1).contiguous().numpy()
+    resized = [np.asarray(Image.fromarray(pixels).resize(edges, int(resample))) for pixels in levels]
     return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2)
 
 

@@ -78,7 +78,7 @@ fn usual() -> Vec<(&'static str, Value)> {
             json!({
                 "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
                 "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 128_000, "rms_norm_eps": 1e-6,
-                "rope_theta": 5e5, "moe_intermediate_size": 1408, "num_experts_per_tok": 4, "num_experts": 60,
+                "rope_theta": 5e5, "moe_intermediate_size": 1408, "num_experts_per_tok": 4,
             }),
         ),
         (

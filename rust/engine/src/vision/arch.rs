@@ -1,6 +1,8 @@
 //! Families of models that see: each maps its configuration to the one encoder.
 
+mod cohere;
 mod gemma4;
+mod internvl;
 mod lfm2;
 mod llama4;
 mod qwen;
@@ -30,7 +32,7 @@ struct Family {
 }
 
 /// Every family whose images are computed.
-const FAMILIES: [Family; 14] = [
+const FAMILIES: [Family; 17] = [
     Family { model_types: &["llava"], is_one: false, read: llava },
     Family { model_types: &["llava_next"], is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], is_one: false, read: idefics2 },
@@ -42,6 +44,9 @@ const FAMILIES: [Family; 14] = [
     Family { model_types: &["gemma3"], is_one: false, read: gemma3 },
     Family { model_types: &["gemma4"], is_one: false, read: gemma4::gemma4 },
     Family { model_types: &["mistral3"], is_one: false, read: mistral3 },
+    Family { model_types: &["internvl"], is_one: false, read: internvl::internvl },
+    Family { model_types: &["aya_vision"], is_one: false, read: cohere::aya_vision },
+    Family { model_types: &["cohere2_vision"], is_one: false, read: cohere::cohere2_vision },
     Family { model_types: &["lfm2_vl"], is_one: false, read: lfm2::lfm2_vl },
     Family { model_types: &["llama4"], is_one: false, read: llama4::llama4 },
     Family { model_types: &["phi3_v"], is_one: true, read: phi3_v },
@@ -161,6 +166,28 @@ impl Reader<'_, '_> {
         Ok(self.vision.number(key)?.unwrap_or(usual) as f32)
     }
 
+    /// An edge of a square, which may be there twice.
+    fn edge(&self, key: &str, usual: usize) -> Result<usize, EngineError> {
+        let edge = |value: &Value| match value {
+            Value::Array(edges) if edges.len() == 2 && edges[0] == edges[1] => edges[0].as_u64(),
+            value => value.as_u64(),
+        };
+        let wanted = "an edge in pixels, or the same twice";
+        let edge = self.vision.typed(key, wanted, |value| edge(value).filter(|edge| *edge <= MAX_SIZE as u64))?;
+        Ok(edge.map_or(usual, |edge| edge as usize))
+    }
+
+    /// The edge of a square of patches that a tile of `side` by `side` is put together by, whose inverse the file says.
+    fn square(fields: &HfFields<'_>, key: &str, side: usize) -> Result<usize, EngineError> {
+        let ratio = fields.number(key)?.unwrap_or(0.5);
+        let square = (1.0 / ratio).round() as usize;
+        if !(1..=64).contains(&square) || (ratio * square as f64 - 1.0).abs() > 1e-9 || !side.is_multiple_of(square) {
+            let why = format!("is {ratio}; it must be 1, 1/2, 1/3, ... and divide the {side} patches of an edge");
+            return Err(fields.error(key, why));
+        }
+        Ok(square)
+    }
+
     /// A token's id, under any of these keys.
     fn token(&self, keys: [&str; 2]) -> Result<u32, EngineError> {
         for key in keys {
@@ -187,7 +214,7 @@ impl Reader<'_, '_> {
 
     /// A matrix that gives vectors of the decoder's width.
     fn last(&self, name: &'static str) -> ProjectorLayer {
-        ProjectorLayer { name, out_features: self.decoder.hidden_size, is_transposed: false, activation: None }
+        ProjectorLayer { name, out_features: self.decoder.hidden_size, is_gated: false, is_transposed: false, activation: None }
     }
 
     /// A CLIP or SigLIP tower (arXiv:2103.00020, arXiv:2303.15343), with these usual sizes: width, feed-forward size, layers,
@@ -198,7 +225,7 @@ impl Reader<'_, '_> {
         activation: &str,
         eps: f64,
     ) -> Result<TowerConfig, EngineError> {
-        let (image_size, patch_size) = (self.size("image_size", image)?, self.size("patch_size", patch)?);
+        let (image_size, patch_size) = (self.edge("image_size", image)?, self.edge("patch_size", patch)?);
         Ok(TowerConfig {
             hidden_size: self.size("hidden_size", hidden)?,
             num_heads: self.size("num_attention_heads", heads)?,
@@ -278,6 +305,7 @@ const SIGLIP: TowerNames = TowerNames {
     gate: "",
     up: "encoder.layers.*.mlp.fc1",
     down: "encoder.layers.*.mlp.fc2",
+    scales: [""; 2],
     is_paired: false,
 };
 
@@ -298,6 +326,7 @@ const PIXTRAL: TowerNames = TowerNames {
     gate: "transformer.layers.*.feed_forward.gate_proj",
     up: "transformer.layers.*.feed_forward.up_proj",
     down: "transformer.layers.*.feed_forward.down_proj",
+    scales: [""; 2],
     is_paired: false,
 };
 
@@ -324,14 +353,17 @@ const PHI3_PLACES: Places = Places {
 /// LLaVA 1.5 (arXiv:2310.03744), by a CLIP tower without its first row or by a SigLIP one, which has no such row.
 fn llava(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     let kind = reader.vision.text("model_type")?;
+    let is_plain = reader.whole.text("model_type")?.as_deref() == Some("llava");
     let (tower, selected) = match kind.as_deref() {
         None | Some("clip_vision_model") => {
             let tower = reader.clip([768, 3072, 12, 12, 224, 32], "quick_gelu", 1e-5)?;
             (TowerConfig { has_class: true, has_pre_norm: true, ..tower }, "default")
         }
         Some("siglip_vision_model") => (reader.clip([768, 3072, 12, 12, 224, 16], "gelu_pytorch_tanh", 1e-6)?, "full"),
+        Some("pixtral") if is_plain => return pixtral(reader),
         Some(other) => {
-            let why = format!("is `{other}`; implemented: clip_vision_model, siglip_vision_model");
+            let known = if is_plain { ", pixtral" } else { "" };
+            let why = format!("is `{other}`; implemented: clip_vision_model, siglip_vision_model{known}");
             return Err(reader.vision.error("model_type", why));
         }
     };
@@ -416,15 +448,14 @@ fn gemma3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     Ok(VisionConfig { placeholder, sees_spans: true, ..reader.config("gemma3", tower, projector)? })
 }
 
-/// Mistral Small 3.1, with Pixtral's encoder (arXiv:2410.07073).
-fn mistral3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+/// Pixtral's encoder (arXiv:2410.07073).
+fn pixtral_tower(reader: &Reader<'_, '_>) -> Result<TowerConfig, EngineError> {
     let theta = match reader.vision.child("rope_parameters")? {
         Some(rope) => rope.number("rope_theta")?,
         None => reader.vision.number("rope_theta")?,
     };
     let tower = reader.clip([1024, 4096, 24, 16, 1024, 16], "gelu", 1e-5)?;
-    let hidden = tower.hidden_size;
-    let tower = TowerConfig {
+    Ok(TowerConfig {
         num_layers: Reader::layers_up_to(reader.whole, "vision_feature_layer", tower.num_layers, -1)?,
         norm: NormKind::Rms,
         eps: 1e-5,
@@ -434,7 +465,28 @@ fn mistral3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
         has_post_norm: false,
         names: PIXTRAL,
         ..tower
-    };
+    })
+}
+
+/// Pixtral, which is a LLaVA with an encoder of its own.
+fn pixtral(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let strategy = reader.whole.text("vision_feature_select_strategy")?;
+    if strategy.as_deref() != Some("full") {
+        let why = "is not `full`, which is implemented with such a tower";
+        return Err(reader.whole.error("vision_feature_select_strategy", why));
+    }
+    if reader.whole.value("vision_feature_layer").is_none() {
+        return Err(reader.whole.error("vision_feature_layer", "is missing"));
+    }
+    let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;
+    let config = reader.config("llava", pixtral_tower(reader)?, reader.two_layers(activation))?;
+    Ok(VisionConfig { placeholder: Placeholder::Rows, ..config })
+}
+
+/// Mistral Small 3.1, with Pixtral's encoder.
+fn mistral3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+    let tower = pixtral_tower(reader)?;
+    let hidden = tower.hidden_size;
     let merge = reader.whole.size("spatial_merge_size")?.unwrap_or(2);
     let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;
     let mut projector = reader.two_layers(activation);

@@ -138,8 +138,8 @@ pub enum Positions {
         /// Patches along a side.
         side: usize,
     },
-    /// As `Learned`, with that of the row before the patches behind them, and rotation of pairs that are neighbours: the first half
-    /// by the column, the second by the row, both counted from 1. That row does not rotate (Llama 4).
+    /// As `Learned`, with that of the row before the patches behind them, and rotation of pairs that are neighbours: the first
+    /// half by the column, the second by the row, both counted from 1. That row does not rotate (Llama 4).
     Turned {
         /// Patches along a side.
         side: usize,
@@ -242,6 +242,8 @@ pub struct ProjectorLayer {
     pub name: &'static str,
     /// Columns that come out.
     pub out_features: usize,
+    /// It has twice the rows: what the activation of the second half is multiplied by comes first.
+    pub is_gated: bool,
     /// The file has the transpose, by the whole of this name.
     pub is_transposed: bool,
     /// What its output is passed through.
@@ -327,6 +329,17 @@ pub enum Placeholder {
     Rows,
     /// Tile by tile, each behind a token that says where it lies, all between two tokens (LFM2-VL).
     Cells,
+    /// All tokens between two texts, with a text behind those of each tile (InternVL, Command A Vision).
+    Wrapped {
+        /// Before all.
+        before: &'static str,
+        /// Behind each tile.
+        behind_tile: &'static str,
+        /// Behind all.
+        after: &'static str,
+    },
+    /// Tile by tile, each behind its number, all between two tokens, in place of another token (Aya Vision).
+    Numbered,
     /// Tile by tile, with a token between two of a row and another behind a row, all between two tokens; behind a text of its
     /// own, which a chat template writes for the image, the whole (Llama 4).
     Canvas,
@@ -370,6 +383,8 @@ pub struct TowerNames {
     pub up: &'static str,
     /// The last.
     pub down: &'static str,
+    /// What the outputs of attention and of the feed-forward network are multiplied by, value by value; empty: nothing.
+    pub scales: [&'static str; 2],
     /// Of each head of queries and keys, rows that rotate together are neighbours; else they are half a head apart.
     pub is_paired: bool,
 }

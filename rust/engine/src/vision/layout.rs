@@ -104,6 +104,16 @@ impl ImageLayout {
         text + "<|image_end|>"
     }
 
+    /// The same of Aya Vision.
+    fn numbered(&self, token: &str) -> String {
+        let mut text = String::from("<|START_OF_IMG|>");
+        for (at, num_rows) in self.of_tiles.iter().enumerate() {
+            let _ = if at + 1 < self.of_tiles.len() { write!(text, "TILE_{}", at + 1) } else { write!(text, "TILE_GLOBAL") };
+            text.push_str(&token.repeat(*num_rows));
+        }
+        text + "<|END_OF_IMG|>"
+    }
+
     /// The same of Llama 4.
     fn canvas(&self, token: &str) -> String {
         let tile = token.repeat(self.of_tiles[0]);
@@ -150,6 +160,7 @@ impl VisionConfig {
         match self.placeholder {
             Placeholder::Between { replaced, .. } => tokenizer.token_text(replaced),
             Placeholder::Canvas => WHOLE.to_owned(),
+            Placeholder::Numbered => "<image>".to_owned(),
             _ => tokenizer.token_text(self.image_token_id),
         }
     }
@@ -179,6 +190,11 @@ impl VisionConfig {
                 format!("Here is the original image {tile} and here are some crops to help you see better {crops}")
             }
             Placeholder::Cells => image.cells(&token),
+            Placeholder::Numbered => image.numbered(&token),
+            Placeholder::Wrapped { before, behind_tile, after } => {
+                let tiles = image.of_tiles.iter().map(|rows| token.repeat(*rows) + behind_tile);
+                format!("{before}{}{after}", tiles.collect::<String>())
+            }
             Placeholder::Canvas => image.canvas(&token),
             Placeholder::Rows => {
                 let row = token.repeat(cols);

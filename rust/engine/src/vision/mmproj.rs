@@ -107,6 +107,7 @@ const TOWER: TowerNames = TowerNames {
     gate: "blk.*.ffn_gate",
     up: "blk.*.ffn_up",
     down: "blk.*.ffn_down",
+    scales: [""; 2],
     is_paired: false,
 };
 

@@ -15,7 +15,8 @@ pub(crate) struct Projector {
     config: ProjectorConfig,
     norm: Option<Norm>,
     late_norm: Option<Norm>,
-    layers: Vec<Linear>,
+    /// With its gate, if it has one.
+    layers: Vec<(Linear, Option<Linear>)>,
 }
 
 impl Projector {
@@ -40,7 +41,15 @@ impl Projector {
         let mut layers = Vec::with_capacity(config.layers.len());
         for layer in &config.layers {
             let (name, shape) = (format!("{place}{}", layer.name), [layer.out_features, cols]);
-            layers.push(if layer.is_transposed { weights.transposed(&name, shape)? } else { weights.linear(&name, shape)? });
+            let [rows, cols_in] = shape;
+            layers.push(match (layer.is_gated, layer.is_transposed) {
+                (true, _) => {
+                    let mut half = |first| weights.rows_of_linear(&name, 2 * rows, first, [rows, cols_in]);
+                    (half(0)?, Some(half(rows)?))
+                }
+                (false, true) => (weights.transposed(&name, shape)?, None),
+                (false, false) => (weights.linear(&name, shape)?, None),
+            });
             cols = layer.out_features;
         }
         Ok(Self { config: config.clone(), norm: early, late_norm: late, layers })
@@ -63,10 +72,10 @@ impl Projector {
 
     /// Vectors of rows of such a width, `[rows, out_features]`.
     pub(crate) fn project(&self, backend: &dyn Backend, mut rows: Vec<f32>, mut cols: usize) -> Result<Vec<f32>, EngineError> {
-        for (linear, config) in self.layers.iter().zip(&self.config.layers) {
+        for ((linear, gate), config) in self.layers.iter().zip(&self.config.layers) {
             let num_rows = rows.len() / cols;
             let (x, mut out) = (stored(backend, &rows, cols)?, backend.alloc(num_rows, linear.out_features)?);
-            product(backend, &x, linear, config.activation, &mut out);
+            product(backend, &x, (linear, gate.as_ref()), config.activation, &mut out);
             backend.fetch(&mut out);
             rows = out.as_slice().to_vec();
             cols = linear.out_features;
@@ -75,10 +84,16 @@ impl Projector {
     }
 }
 
-fn product(backend: &dyn Backend, x: &Tensor, linear: &Linear, activation: Option<device::Activation>, out: &mut Tensor) {
+fn product(
+    backend: &dyn Backend,
+    x: &Tensor,
+    (linear, gate): (&Linear, Option<&Linear>),
+    activation: Option<device::Activation>,
+    out: &mut Tensor,
+) {
     let step = StepMetadata::default();
     match activation {
-        Some(activation) => backend.gate_up(GateUpArgs { x, norm: None, gate: None, up: linear, activation, out }, &step),
+        Some(activation) => backend.gate_up(GateUpArgs { x, norm: None, gate, up: linear, activation, out }, &step),
         None => backend.norm_linear(x, None, &mut [Projection { linear, out }], &step),
     }
 }

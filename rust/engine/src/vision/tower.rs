@@ -139,6 +139,7 @@ impl Tower {
         let mut layers = Vec::with_capacity(config.num_layers);
         for layer in 0..config.num_layers {
             let named = |name: &str| named(&name.replace('*', &layer.to_string()));
+            let scale = |part: usize| if names.scales[part].is_empty() { String::new() } else { named(names.scales[part]) };
             let is_fused = names.qkv[0] == names.qkv[1];
             let (num_rows, step) = if is_fused { (3 * hidden, hidden) } else { (hidden, 0) };
             let mut of_qkv = |part: usize| {
@@ -154,11 +155,11 @@ impl Tower {
             layers.push(TowerLayer {
                 qkv: [of_qkv(0)?, of_qkv(1)?, of_qkv(2)?],
                 attn_norm: weights.norm(&named(names.attn_norm), hidden, kind)?,
-                attn_output: weights.linear(&named(names.attn_output), [hidden; 2])?,
+                attn_output: weights.scaled(&named(names.attn_output), &scale(0), [hidden; 2])?,
                 ffn_norm: weights.norm(&named(names.ffn_norm), hidden, kind)?,
                 gate: config.is_gated.then(|| weights.linear(&named(names.gate), [inner, hidden])).transpose()?,
                 up: weights.linear(&named(names.up), [inner, hidden])?,
-                down: weights.linear(&named(names.down), [hidden, inner])?,
+                down: weights.scaled(&named(names.down), &scale(1), [hidden, inner])?,
                 has_window: config.windows.as_ref().is_some_and(|windows| !windows.full_layers.contains(&layer)),
                 inner: config.inner_norms.map(|names| Inner::new(weights, config, names, &named)).transpose()?,
                 bounds: if config.is_bounded { Some(Bounds::new(weights, &names, &named)?) } else { None },

@@ -85,6 +85,24 @@ impl<'a> TowerWeights<'a> {
         self.keep(weight, &view.slice_rows(first, first + rows)?, bias)
     }
 
+    /// A matrix with its bias, of which each row is multiplied by a value of the vector `scale`, unless that has no name.
+    pub(crate) fn scaled(&mut self, name: &str, scale: &str, shape: [usize; 2]) -> Result<Linear, EngineError> {
+        if scale.is_empty() {
+            return self.linear(name, shape);
+        }
+        let weight = format!("{name}.weight");
+        let factors = self.values(scale, &shape[..1])?;
+        let mut values = self.values(&weight, &shape)?;
+        for (row, factor) in values.chunks_exact_mut(shape[1].max(1)).zip(&factors) {
+            for value in row {
+                *value *= factor;
+            }
+        }
+        let bias = self.optional(&format!("{name}.bias"), shape[0])?;
+        let bias = bias.map(|bias| bias.iter().zip(&factors).map(|(value, factor)| value * factor).collect());
+        self.keep(weight, &of_floats(&values, shape[0], shape[1])?, bias)
+    }
+
     /// A square matrix for heads whose rows that rotate together are neighbours in the file, with these half a head apart.
     pub(crate) fn unpaired(&mut self, name: &str, size: usize, num_heads: usize) -> Result<Linear, EngineError> {
         let half = size / num_heads / 2;
@@ -224,7 +242,9 @@ impl<'a> TowerWeights<'a> {
     fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
         self.read.insert(name.to_owned());
         let (view, stored) = self.files.tensor(name)?;
-        if stored != shape {
+        // Some vectors are stored as those of a batch of one.
+        let is_that = stored == shape || stored.iter().filter(|edge| **edge != 1).eq(shape.iter().filter(|edge| **edge != 1));
+        if !is_that {
             return Err(self.wrong_shape(name, &stored, shape));
         }
         let values = floats(view.dtype, view.bytes());

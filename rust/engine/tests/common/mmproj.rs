@@ -128,7 +128,7 @@ const PROJECTORS: [(&str, &str); 16] = [
     ("model.vision_model.", "v."),
 ];
 
-const LANGUAGE: [(&str, &str); 18] = [
+const LANGUAGE: [(&str, &str); 20] = [
     ("layers.", "blk."),
     ("input_layernorm", "attn_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
@@ -143,6 +143,8 @@ const LANGUAGE: [(&str, &str); 18] = [
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate.", "ffn_gate_inp."),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight"),
     ("embed_tokens", "token_embd"),
     ("^norm", "output_norm"),
     ("^lm_head", "output"),
@@ -179,6 +181,7 @@ impl Checkpoint {
             "llama" | "mistral" => "llama",
             "qwen2_vl_text" | "qwen2_5_vl_text" => "qwen2vl",
             "qwen3_vl_text" => "qwen3vl",
+            "qwen3_vl_moe_text" => "qwen3vlmoe",
             "gemma3_text" => "gemma3",
             other => panic!("{other}"),
         };
@@ -192,6 +195,12 @@ impl Checkpoint {
             let mut tensor = tensor.clone();
             if arch == "llama" && heads(&name) > 0 {
                 tensor = paired(&tensor, heads(&name));
+            }
+            if let Some(place) = name.strip_suffix("mlp.experts.gate_up_proj") {
+                let half = |part| half_of_rows(&tensor, part);
+                gguf = add(gguf, &format!("{place}ffn_gate_exps.weight"), &half(0));
+                gguf = add(gguf, &format!("{place}ffn_up_exps.weight"), &half(1));
+                continue;
             }
             if arch == "gemma3" && name.contains("norm") {
                 tensor.1.iter_mut().for_each(|value| *value += 1.0);
@@ -228,6 +237,16 @@ impl Checkpoint {
         let eps = self.config["text_config"]["rms_norm_eps"].as_f64().unwrap();
         for (key, value) in [("rope.freq_base", theta), ("attention.layer_norm_rms_epsilon", eps)] {
             gguf = gguf.entry(&format!("{arch}.{key}"), F32, &(value as f32).to_le_bytes());
+        }
+        let experts = [
+            ("expert_count", "num_experts"),
+            ("expert_used_count", "num_experts_per_tok"),
+            ("expert_feed_forward_length", "moe_intermediate_size"),
+        ];
+        for (key, of_text) in experts {
+            if let Some(size) = self.config["text_config"][of_text].as_u64() {
+                gguf = gguf.entry(&format!("{arch}.{key}"), U32, &(size as u32).to_le_bytes());
+            }
         }
         if let Some(window) = self.config["text_config"]["sliding_window"].as_u64() {
             gguf = gguf.entry(&format!("{arch}.attention.sliding_window"), U32, &(window as u32).to_le_bytes());
@@ -275,7 +294,7 @@ impl Checkpoint {
             "mistral3" => "pixtral",
             "qwen2_vl" => "qwen2vl_merger",
             "qwen2_5_vl" => "qwen2.5vl_merger",
-            "qwen3_vl" => "qwen3vl_merger",
+            "qwen3_vl" | "qwen3_vl_moe" => "qwen3vl_merger",
             other => panic!("{other}"),
         }
     }
@@ -427,6 +446,13 @@ fn frames(shape: &[usize], values: &[f32]) -> Vec<(String, Tensor)> {
         (vec![shape[0], shape[1], shape[3], shape[4]], values)
     };
     vec![("v.patch_embd.weight".into(), of(0)), ("v.patch_embd.weight.1".into(), of(1))]
+}
+
+/// Of each expert of `[experts, 2 * rows, cols]` the first half of the rows, or the second.
+fn half_of_rows((shape, values): &Tensor, part: usize) -> Tensor {
+    let half = shape[1] / 2 * shape[2];
+    let values = values.chunks_exact(2 * half).flat_map(|expert| &expert[part * half..(part + 1) * half]).copied().collect();
+    (vec![shape[0], shape[1] / 2, shape[2]], values)
 }
 
 fn language_name(name: &str, arch: &str) -> Option<String> {

@@ -30,6 +30,7 @@ const NAMES: TowerNames = TowerNames {
     up: "encoder.layers.*.mlp.up_proj.linear",
     down: "encoder.layers.*.mlp.down_proj.linear",
     is_paired: false,
+    scales: [""; 2],
 };
 const INNER_NORMS: InnerNorms = InnerNorms {
     q: "encoder.layers.*.self_attn.q_norm",

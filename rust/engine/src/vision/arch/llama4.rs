@@ -25,6 +25,7 @@ const NAMES: TowerNames = TowerNames {
     gate: "",
     up: "model.layers.*.mlp.fc1",
     down: "model.layers.*.mlp.fc2",
+    scales: [""; 2],
     is_paired: false,
 };
 
@@ -37,12 +38,7 @@ pub(super) fn llama4(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineErro
     };
     let tower = reader.clip([768, 5632, 34, 16, 448, 14], "gelu", 1e-5)?;
     let Positions::Learned { side } = tower.positions else { unreachable!("the same as a CLIP's") };
-    let ratio = reader.number("pixel_shuffle_ratio", 0.5)?;
-    let square = (1.0 / ratio).round() as usize;
-    if square == 0 || ratio * square as f32 != 1.0 || !side.is_multiple_of(square) {
-        let why = format!("is {ratio}; it must be 1, 1/2, 1/3, ... and divide the {side} patches of an edge");
-        return Err(reader.vision.error("pixel_shuffle_ratio", why));
-    }
+    let square = Reader::square(&reader.vision, "pixel_shuffle_ratio", side)?;
     let strategy = reader.vision.text("vision_feature_select_strategy")?;
     if let Some(other) = strategy.filter(|strategy| strategy != "default") {
         return Err(reader.vision.error("vision_feature_select_strategy", format!("is `{other}`; implemented: default")));

@@ -25,6 +25,7 @@ const QWEN2: TowerNames = TowerNames {
     gate: "",
     up: "blocks.*.mlp.fc1",
     down: "blocks.*.mlp.fc2",
+    scales: [""; 2],
     is_paired: false,
 };
 
