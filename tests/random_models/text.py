@@ -107,6 +107,7 @@ SWITCHES = {
 """How often such a key is true."""
 
 FIXED = {
+    "apertus": {"mlp_bias"},
     "deepseek_v2": {"norm_topk_prob", "mlp_bias"},
     "gemma": {"tie_word_embeddings", "attention_bias"},
     "gemma2": {"tie_word_embeddings"},
