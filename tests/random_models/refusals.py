@@ -21,8 +21,6 @@ class Refusal:
 
 
 DOCUMENTED = [
-    # Activations are SiLU and the forms of GELU, as the message says.
-    Refusal("text", r"`hidden_act\w*` is `relu`; implemented: "),
     # docs/adapters.md: the token embedding is adapted as LoRA, not as DoRA.
     Refusal("adapters", r"is the token embedding, and has tensors of a linear layer", {"use_dora": True}),
     # docs/adapters.md: it is absorbed into other weights, where nothing can be added to it alone.

@@ -78,12 +78,19 @@ CHOICES: dict[str, Sequence[Any]] = {
     "attention_chunk_size": (8, 24, 50),
     "floor_scale": (4, 16, 40),
     "intermediate_size_mlp": (64, 96, 160),
+    "moe_num_shared_experts": (0, 1, 2),
+    "moe_layer_start_index": (0, 1, 2),
+    "moe_layer_end_index": (-1, -1, 2),
+    "moe_layer_interval": (1, 1, 2),
+    "num_shared_experts": (1, 2, 3),
+    "router_scaling_factor": (1.0, 2.5, 0.7),
 }
 """What is drawn for a key that a family's configuration has, other than as null."""
 
 SWITCHES = {
     "tie_word_embeddings": 0.5,
     "attention_bias": 0.5,
+    "attention_out_bias": 0.5,
     "mlp_bias": 0.4,
     "norm_topk_prob": 0.5,
     "use_expert_bias": 0.5,
@@ -100,18 +107,22 @@ SWITCHES = {
 """How often such a key is true."""
 
 FIXED = {
+    "apertus": {"mlp_bias"},
     "deepseek_v2": {"norm_topk_prob", "mlp_bias"},
     "gemma": {"tie_word_embeddings", "attention_bias"},
     "gemma2": {"tie_word_embeddings"},
     "gemma3_text": {"tie_word_embeddings"},
     "gemma4_text": {"tie_word_embeddings", "attention_bias"},
     "glm4_moe_lite": {"q_lora_rank"},
+    # Its logits would have a bias too.
+    "ernie4_5_moe": {"use_bias"},
     "gpt_oss": {"attention_bias"},
     "granitemoehybrid": {"attention_bias"},
     "hunyuan_v1_dense": {"use_qk_norm"},
     # Widths of experts are those of `intermediate_size`, whatever the list says.
     "hunyuan_v1_moe": {"use_qk_norm", "attention_bias", "moe_intermediate_size"},
     "llama4_text": {"attention_bias"},
+    "minimax_m2": {"use_qk_norm"},
     "phi": {"tie_word_embeddings"},
     # Its long and short factors are as many as half of the rotated width.
     "phi3": {"partial_rotary_factor"},
@@ -123,7 +134,8 @@ FIXED = {
 """Keys that Transformers does not look at in a family, or that no checkpoint of it has otherwise."""
 
 ACTIVATIONS: dict[str, Sequence[str]] = dict.fromkeys(
-    ("llama", "mistral", "qwen2", "starcoder2", "phi", "stablelm"), ("gelu", "gelu_new", "gelu_pytorch_tanh", "silu", "relu")
+    ("llama", "mistral", "qwen2", "starcoder2", "phi", "stablelm", "nemotron", "arcee", "jais2"),
+    ("gelu", "gelu_new", "gelu_pytorch_tanh", "silu", "relu", "relu2"),
 ) | {
     # Transformers takes its `gelu` for the one by tanh, whatever `hidden_activation` says.
     "gemma": ("gelu_new", "gelu_pytorch_tanh", "silu", "relu")
@@ -134,7 +146,7 @@ LONG_WINDOW = 500
 
 SCALED = {
     *("cohere", "gemma", "glm4", "glm4_moe", "granite", "llama", "mistral", "mixtral", "olmo2", "phi"),
-    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2", "seed_oss", "exaone4"),
 }
 """Families of which there are checkpoints with scaled positions of several kinds."""
 SCALINGS: Sequence[Config] = [
@@ -209,6 +221,9 @@ def draw_heads(config: Config, rng: Random) -> None:
         config["hidden_size"] = rng.choice([32, 64, 96, 128, 160, 192])
     else:
         config["hidden_size"] = heads * rng.choice([width for width in widths if width * heads <= WIDEST])
+    if config["model_type"] == "helium":
+        # Its output projection is square.
+        config["hidden_size"] = heads * config["head_dim"]
     if config["model_type"] == "phi" and heads != kv_heads:
         config["qk_layernorm"] = False
     if "mrope_section" in (config.get("rope_parameters") or {}):
@@ -235,6 +250,8 @@ def draw_layers(config: Config, rng: Random) -> None:
         dense = config["first_k_dense_replace"]
         # The only key of the two that Transformers looks at.
         config["mlp_layer_types"] = ["dense"] * dense + ["sparse"] * (count - dense)
+    elif "mlp_layer_types" in config:
+        config["mlp_layer_types"] = [rng.choice(["dense", "sparse"]) for _ in range(count)]
     if config.get("mlp_only_layers") is not None and rng.random() < 0.3:
         config["mlp_only_layers"] = [rng.randrange(count)]
 
@@ -300,6 +317,12 @@ def layers_that_share(config: Config, rng: Random, count: int) -> None:
     config["num_global_key_value_heads"] = rng.choice([None, 1, config["num_key_value_heads"]])
 
 
+def layers_of_own_bases(config: Config, rng: Random, count: int) -> None:
+    """Granite with windows: each layer has a base of its rotation, or none."""
+    any_layers(config, rng, count)
+    config["layer_rope_theta"] = [rng.choice([0, 500.0, 10000.0]) for _ in range(count)]
+
+
 LAYERS: dict[str, Callable[[Config, Random, int], None]] = {
     "qwen2": last_layers_windowed,
     "qwen3": last_layers_windowed,
@@ -307,6 +330,8 @@ LAYERS: dict[str, Callable[[Config, Random, int], None]] = {
     "gemma4_text": layers_that_share,
     "llama4_text": chunked_layers,
     "qwen3_next": interleaved_layers,
+    "granite_swa": layers_of_own_bases,
+    "granitemoe_swa": layers_of_own_bases,
 }
 
 
@@ -327,7 +352,8 @@ def draw_states(config: Config, rng: Random) -> None:
 
 def draw_experts(config: Config, rng: Random) -> None:
     """How many experts there are, in how many groups, and how many of them a token goes to."""
-    key = next((key for key in ("num_experts", "n_routed_experts", "num_local_experts") if config.get(key)), None)
+    keys = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+    key = next((key for key in keys if config.get(key)), None)
     if key is None:
         return
     if config.get("n_group", 1) > 1 or config.get("topk_method") == "group_limited_greedy":
@@ -344,6 +370,8 @@ def draw_experts(config: Config, rng: Random) -> None:
         # Transformers has one shared expert, whatever `num_shared_expert` says.
         config |= {"moe_topk": [taken] * layers, "num_shared_expert": [1] * layers}
         config["moe_intermediate_size"] = [config["intermediate_size"]] * layers
+    elif config["model_type"] == "ernie4_5_moe":
+        config["moe_k"] = taken
     elif config["model_type"] == "phimoe":
         config["num_experts_per_tok"] = 2
     elif config["model_type"] == "gemma4_text":

@@ -189,9 +189,8 @@ pub(crate) fn activate(activation: Activation, x: f32) -> f32 {
         }
         Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
         Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
-        Activation::Relu if x < 0.0 => 0.0,
+        Activation::Relu | Activation::Relu2 if x < 0.0 => 0.0,
         Activation::Relu => x,
-        Activation::Relu2 if x < 0.0 => 0.0,
         Activation::Relu2 => x * x,
         Activation::Xielu(xielu) => {
             let [positive, negative, linear, eps] = [xielu.positive, xielu.negative, xielu.linear, xielu.eps].map(f64::from);

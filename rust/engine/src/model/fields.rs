@@ -126,12 +126,15 @@ impl<'a> HfFields<'a> {
 }
 
 impl HfFields<'_> {
-    /// With what keys of the file mean where they are absent: an object. A key that is null stays so.
+    /// With what keys of the file mean where they are absent: an object. A key that is null stays so, but that of an object.
     #[must_use]
     pub fn with_defaults(&self, defaults: &Value) -> Self {
         let mut fields = self.clone();
         for (key, value) in defaults.as_object().into_iter().flatten() {
-            fields.object.entry(key).or_insert_with(|| value.clone());
+            let entry = fields.object.entry(key).or_insert_with(|| value.clone());
+            if entry.is_null() && value.is_object() {
+                *entry = value.clone();
+            }
         }
         fields
     }

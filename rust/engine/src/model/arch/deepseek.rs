@@ -2,8 +2,9 @@
 //! layers.
 
 use device::{ExpertGroups, RopeStyle, RouterScore};
+use serde_json::{Value, json};
 
-use super::Architecture;
+use super::{Architecture, no_gguf};
 use crate::{
     EngineError,
     model::{
@@ -43,7 +44,56 @@ pub(super) const GLM4_MOE_LITE: Architecture = Architecture {
     ..V2
 };
 
+/// Youtu-LLM: latent attention in dense layers.
+pub(super) const YOUTU: Architecture = Architecture {
+    model_types: &["youtu"],
+    class: "YoutuForCausalLM",
+    gguf: "youtu",
+    from_hf: |fields| {
+        let usual = json!({
+            "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+            "tie_word_embeddings": true,
+        });
+        read_latent("youtu", &fields.with_defaults(&usual))
+    },
+    from_gguf: no_gguf,
+    ..V2
+};
+
+/// Sarvam's larger model, which calls yarn after `DeepSeek`.
+pub(super) const SARVAM_MLA: Architecture = Architecture {
+    model_types: &["sarvam_mla"],
+    class: "SarvamMLAForCausalLM",
+    gguf: "sarvam_mla",
+    from_hf: |fields| {
+        let mut fields = fields.with_defaults(&json!({
+            "n_shared_experts": 1, "n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+            "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128,
+            "qk_nope_head_dim": 128, "first_k_dense_replace": 1,
+        }));
+        if let Some(Value::Object(rope)) = fields.object.get_mut("rope_scaling") {
+            for key in ["type", "rope_type"] {
+                if rope.get(key).is_some_and(|kind| kind == "deepseek_yarn") {
+                    rope.insert(key.to_owned(), json!("yarn"));
+                }
+            }
+        }
+        from_hf("sarvam_mla", &fields)
+    },
+    from_gguf: no_gguf,
+    ..V2
+};
+
 fn from_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let config = read_latent(architecture, fields)?;
+    let num_dense = fields.size("first_k_dense_replace")?.unwrap_or(0);
+    let kinds: [&[&str]; 2] = [&["dense"], &["sparse"]];
+    let is_sparse = fields.layers_called("mlp_layer_types", config.layers.len(), kinds, |layer| layer >= num_dense)?;
+    Ok(config.with_experts(read_experts(fields)?, |layer| is_sparse[layer]))
+}
+
+/// Latent attention in layers that are dense yet.
+fn read_latent(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let bias = fields.flag("attention_bias")?.unwrap_or(false);
     let keys = ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"];
     let [kv_rank, nope_dim, rope_dim, v_dim] = keys.map(|key| fields.required_size(key));
@@ -60,11 +110,7 @@ fn from_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderC
     let mscale = fields.rope_number("mscale_all_dim")?.filter(|mscale| *mscale != 0.0);
     let factor = fields.rope_number("factor")?.unwrap_or(1.0);
     let config = with_latent(config, latent, mscale.map_or(1.0, |mscale| yarn_mscale(factor, mscale)));
-    let config = config.with_layers(|layer| (layer.attention.qkv_bias, layer.attention.output_bias) = (bias, bias));
-    let num_dense = fields.size("first_k_dense_replace")?.unwrap_or(0);
-    let kinds: [&[&str]; 2] = [&["dense"], &["sparse"]];
-    let is_sparse = fields.layers_called("mlp_layer_types", config.layers.len(), kinds, |layer| layer >= num_dense)?;
-    Ok(config.with_experts(read_experts(fields)?, |layer| is_sparse[layer]))
+    Ok(config.with_layers(|layer| (layer.attention.qkv_bias, layer.attention.output_bias) = (bias, bias)))
 }
 
 /// Experts as the files of DeepSeek, and of GLM 4.5 on, describe them.

@@ -1,7 +1,7 @@
-//! dots.llm1, Hunyuan 3 and Solar Open: experts chosen as in DeepSeek-V3 (arXiv:2412.19437), and plain attention.
+//! dots.llm1, Hunyuan 3, Solar Open and Sarvam: experts chosen as in DeepSeek-V3 (arXiv:2412.19437), and plain attention.
 
 use device::{ExpertGroups, RopeStyle, RouterScore};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Architecture, deepseek, no_gguf};
 use crate::{
@@ -39,6 +39,39 @@ pub(super) const HY_V3: Architecture = Architecture {
     from_hf: read_hy,
     from_gguf: no_gguf,
 };
+
+pub(super) const SARVAM: Architecture = Architecture {
+    model_types: &["sarvam_moe"],
+    class: "SarvamMoEForCausalLM",
+    gguf: "sarvam_moe",
+    names: &[
+        (Role::Embedding, "model.word_embeddings"),
+        (Role::AttnQkv, "attention.query_key_value"),
+        (Role::AttnOutput, "attention.dense"),
+        (Role::AttnQNorm, "attention.query_layernorm"),
+        (Role::AttnKNorm, "attention.key_layernorm"),
+        (Role::RouterCorrection, "mlp.gate.expert_bias$"),
+    ],
+    from_hf: read_sarvam,
+    from_gguf: no_gguf,
+};
+
+fn read_sarvam(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let or = |key, usual: Value| fields.value(key).unwrap_or(usual);
+    let fields = fields.with_defaults(&json!({
+        "head_dim": 64, "num_key_value_heads": 4, "rope_theta": 8_000_000.0, "moe_intermediate_size": 1024,
+        "num_experts_per_tok": 6, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
+        // Its files have the names of others.
+        "n_routed_experts": or("num_experts", json!(128)), "n_shared_experts": or("num_shared_experts", json!(1)),
+        "attention_bias": or("use_qkv_bias", json!(false)),
+    }));
+    let bias = fields.flag("attention_bias")?.unwrap_or(false);
+    let qk_norm = fields.flag("use_qk_norm")?.unwrap_or(true).then_some(QkNorm::Heads);
+    let config = fields.partly_rotated("sarvam_moe", 1.0)?;
+    let config = config.with_layers(|layer| (layer.attention.qkv_bias, layer.attention.qk_norm) = (bias, qk_norm));
+    let num_dense = fields.required_size("first_k_dense_replace")?;
+    Ok(config.with_experts(deepseek::read_experts(&fields)?, |layer| layer >= num_dense))
+}
 
 fn read_dots(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let usual = json!({"num_key_value_heads": 32, "norm_topk_prob": false, "sliding_window": 4096, "max_window_layers": 62});

@@ -1,14 +1,15 @@
-//! Granite 3: llama with four multipliers.
+//! Granite 3, and HyperCLOVA X: llama with four multipliers.
 
 use device::RopeStyle;
 
-use super::Architecture;
+use super::{Architecture, no_gguf};
 use crate::{
     EngineError,
     model::{
-        config::DecoderConfig,
+        config::{DecoderConfig, Norms},
         fields::{Fields, GgufFields, HfFields},
     },
+    weights::Role,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -18,6 +19,30 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     names: &[],
     from_hf: |fields| read_hf("granite", fields),
     from_gguf,
+};
+
+/// HyperCLOVA X: a granite with further norms after attention and feed-forward network.
+pub(super) const HYPERCLOVAX: Architecture = Architecture {
+    model_types: &["hyperclovax"],
+    class: "HyperCLOVAXForCausalLM",
+    gguf: "hyperclovax",
+    names: &[(Role::PostAttnNorm, "post_norm1"), (Role::PostFfnNorm, "post_norm2")],
+    from_hf: |fields| {
+        let has_scale = fields.number("attention_multiplier")?.is_some();
+        let has_norms = fields.flag("use_post_norm")?.unwrap_or(true);
+        // Its logits are multiplied.
+        let logit_scale = fields.number("logits_scaling")?.unwrap_or(1.0) as f32;
+        let config = DecoderConfig { logit_scale, ..read_hf("hyperclovax", fields)? };
+        Ok(config.with_layers(|layer| {
+            if has_norms {
+                layer.norms = Norms::Around;
+            }
+            if !has_scale {
+                layer.attention.scale = (layer.attention.head_dim as f32).sqrt().recip();
+            }
+        }))
+    },
+    from_gguf: no_gguf,
 };
 
 /// A granite whose layers are dense.

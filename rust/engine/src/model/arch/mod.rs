@@ -7,6 +7,7 @@ mod deepseek;
 mod dots1;
 mod ernie4_5;
 mod exaone4;
+mod flint;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -31,6 +32,7 @@ mod mistral;
 mod mixtral;
 mod nemotron;
 mod olmo2;
+mod olmo3;
 mod olmoe;
 mod phi2;
 mod phi3;
@@ -89,7 +91,7 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             phi2::ARCHITECTURE,
             stablelm::ARCHITECTURE,
             olmo2::ARCHITECTURE,
-            olmo2::OLMO3,
+            olmo3::ARCHITECTURE,
             smollm3::ARCHITECTURE,
             glm4::ARCHITECTURE,
             granite::ARCHITECTURE,
@@ -109,6 +111,9 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             nemotron::JAIS2,
             apertus::ARCHITECTURE,
             granite_swa::ARCHITECTURE,
+            granite::HYPERCLOVAX,
+            llama::IQUEST_CODER,
+            mistral::CWM,
         ],
     ),
     (
@@ -133,9 +138,12 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             olmoe::ARCHITECTURE,
             olmoe::FLEX_OLMO,
             minimax_m2::ARCHITECTURE,
+            qwen3_moe::MELLUM,
+            flint::ARCHITECTURE,
+            dots1::SARVAM,
         ],
     ),
-    ("latent attention", &[deepseek::V2, deepseek::V3, deepseek::GLM4_MOE_LITE]),
+    ("latent attention", &[deepseek::V2, deepseek::V3, deepseek::GLM4_MOE_LITE, deepseek::YOUTU, deepseek::SARVAM_MLA]),
     (
         "recurrent layers",
         &[

@@ -1,4 +1,5 @@
-//! `OLMoE` and `FlexOlmo`: experts in each layer, norms over all of q and of k; those of the latter come after attention and experts.
+//! `OLMoE` and `FlexOlmo`: experts in each layer, norms over all of q and of k. Norms of the latter come after attention and
+//! experts.
 
 use device::{RopeStyle, RouterScore};
 use serde_json::json;

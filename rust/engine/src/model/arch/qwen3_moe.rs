@@ -1,8 +1,9 @@
 //! Qwen 3 MoE: qwen3 with experts.
 
 use device::RopeStyle;
+use serde_json::json;
 
-use super::{Architecture, qwen2, qwen2_moe, qwen3};
+use super::{Architecture, no_gguf, qwen2, qwen2_moe, qwen3};
 use crate::{
     EngineError,
     model::{
@@ -41,6 +42,16 @@ pub(super) const VL: Architecture = Architecture {
     },
 };
 
+/// Mellum: some layers have a window, and a rotation of their own.
+pub(super) const MELLUM: Architecture = Architecture {
+    model_types: &["mellum"],
+    class: "MellumForCausalLM",
+    gguf: "mellum",
+    names: &[],
+    from_hf: read_mellum,
+    from_gguf: no_gguf,
+};
+
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let config = qwen3::with_norms(qwen2::read_hf("qwen3_moe", fields)?);
     Ok(config.with_experts(qwen2_moe::read_experts(fields)?, fields.sparse_layers()?))
@@ -51,4 +62,29 @@ fn read_gguf(architecture: &'static str, fields: &GgufFields<'_>) -> Result<Deco
     // Files do not say whether weights are normalised; those of all published models are.
     let is_normalized = fields.flag("expert_weights_norm")?.unwrap_or(true);
     Ok(qwen3::with_norms(config).with_experts(experts.normalized(is_normalized), |_| true))
+}
+
+fn read_mellum(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let fields = fields.with_defaults(&json!({
+        "head_dim": 128, "num_key_value_heads": 4, "sliding_window": 1024, "moe_intermediate_size": 896, "num_experts": 64,
+        "num_experts_per_tok": 8, "norm_topk_prob": true,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    }));
+    let mut config = qwen3::with_norms(fields.decoder("mellum")?);
+    // A layer that predicts further tokens is not read.
+    config.num_mtp_layers = 0;
+    let (num_layers, head_dim) = (config.layers.len(), config.largest(|layer| layer.attention.head_dim));
+    config.ropes.push(fields.rope("sliding_attention", head_dim, 1.0)?);
+    let sliding = fields.sliding_layers(num_layers, |_| false)?;
+    for (layer, slides) in config.layers.iter_mut().zip(&sliding) {
+        layer.attention.rope = Some(usize::from(*slides));
+    }
+    let window = fields.size("sliding_window")?;
+    let kinds: [&[&str]; 2] = [&["dense"], &["sparse"]];
+    let is_sparse = fields.layers_called("mlp_layer_types", num_layers, kinds, |_| true)?;
+    let config = config.with_experts(qwen2_moe::read_experts(&fields)?, |layer| is_sparse[layer]);
+    Ok(config.with_windows(|layer| window.filter(|_| sliding[layer])))
 }

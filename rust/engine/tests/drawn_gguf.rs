@@ -1,0 +1,269 @@
+//! Models with drawn weights as llama.cpp's converter writes them (names of tensors as in gguf-py), against the goldens of their
+//! Hugging Face layouts.
+
+#[path = "common/cases.rs"]
+mod cases;
+mod common;
+#[path = "common/drawn.rs"]
+mod drawn;
+#[path = "common/gguf_writer.rs"]
+mod gguf_writer;
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use cases::{EXACT, cases_of, check_cases};
+use common::{golden_dir, load};
+use device::{
+    KvDType, Precision,
+    cpu::{CpuBackend, Isa},
+};
+use engine::ModelSource;
+use gguf_writer::{Gguf, STRING, U32, string};
+use serde_json::Value;
+
+const F32: u32 = 6;
+const BOOL: u32 = 7;
+
+/// A golden as a GGUF file.
+struct File {
+    golden: &'static str,
+    architecture: &'static str,
+    /// Keys beside those of every file.
+    sizes: &'static [(&'static str, u32)],
+    numbers: &'static [(&'static str, f32)],
+    /// The norm behind attention comes before the addition.
+    has_norms_after: bool,
+    /// The converter permutes the rows of q and k.
+    is_permuted: bool,
+    /// It adds this to the weights of norms.
+    norm_offset: f32,
+    /// Of the golden: longer ones reach beyond windows for which files have no key.
+    num_cases: usize,
+}
+
+const PLAIN: File = File {
+    golden: "",
+    architecture: "",
+    sizes: &[],
+    numbers: &[],
+    has_norms_after: false,
+    is_permuted: false,
+    norm_offset: 0.0,
+    num_cases: 2,
+};
+
+const FILES: [File; 10] = [
+    File { golden: "seed_oss", architecture: "seed_oss", has_norms_after: true, ..PLAIN },
+    File { golden: "ernie4_5", architecture: "ernie4_5", ..PLAIN },
+    File {
+        golden: "ernie4_5_moe",
+        architecture: "ernie4_5-moe",
+        sizes: &[
+            ("expert_count", 8),
+            ("expert_used_count", 3),
+            ("expert_feed_forward_length", 32),
+            ("expert_shared_count", 2),
+            ("leading_dense_block_count", 1),
+            ("interleave_moe_layer_step", 1),
+        ],
+        ..PLAIN
+    },
+    File {
+        golden: "exaone4",
+        architecture: "exaone4",
+        sizes: &[("attention.sliding_window", 16)],
+        has_norms_after: true,
+        ..PLAIN
+    },
+    File {
+        golden: "olmo3",
+        architecture: "olmo2",
+        sizes: &[("attention.sliding_window", 16), ("rope.scaling.original_context_length", 64)],
+        // The golden has 1.15 where yarn has 1.1386 by itself.
+        numbers: &[("rope.scaling.factor", 4.0), ("rope.scaling.attn_factor", 1.009_992_2)],
+        has_norms_after: true,
+        ..PLAIN
+    },
+    File {
+        golden: "arcee",
+        architecture: "arcee",
+        sizes: &[("rope.scaling.original_context_length", 64)],
+        numbers: &[("rope.scaling.factor", 4.0)],
+        is_permuted: true,
+        ..PLAIN
+    },
+    File {
+        golden: "nemotron",
+        architecture: "nemotron",
+        sizes: &[("rope.dimension_count", 8)],
+        numbers: &[("attention.layer_norm_epsilon", 1e-5)],
+        norm_offset: 1.0,
+        ..PLAIN
+    },
+    File { golden: "olmoe", architecture: "olmoe", sizes: &[("expert_count", 8), ("expert_used_count", 3)], ..PLAIN },
+    File {
+        golden: "dots1",
+        architecture: "dots1",
+        sizes: &[
+            ("expert_count", 8),
+            ("expert_used_count", 3),
+            ("expert_feed_forward_length", 32),
+            ("expert_shared_count", 2),
+            ("leading_dense_block_count", 1),
+            ("expert_gating_func", 2),
+        ],
+        numbers: &[("expert_weights_scale", 1.5)],
+        num_cases: 1,
+        ..PLAIN
+    },
+    File {
+        golden: "minimax_m2",
+        architecture: "minimax-m2",
+        sizes: &[
+            ("expert_count", 8),
+            ("expert_used_count", 3),
+            ("expert_feed_forward_length", 32),
+            ("expert_gating_func", 2),
+            ("rope.dimension_count", 8),
+        ],
+        ..PLAIN
+    },
+];
+
+/// What gguf-py calls a module, without its number; `*` stands for that of an expert.
+fn renamed(module: &str, has_norms_after: bool) -> &'static str {
+    match module {
+        "model.embed_tokens" => "token_embd",
+        "model.norm" => "output_norm",
+        "lm_head" => "output",
+        "input_layernorm" => "attn_norm",
+        "self_attn.q_proj" => "attn_q",
+        "self_attn.k_proj" => "attn_k",
+        "self_attn.v_proj" => "attn_v",
+        "self_attn.o_proj" => "attn_output",
+        "self_attn.q_norm" => "attn_q_norm",
+        "self_attn.k_norm" => "attn_k_norm",
+        "post_attention_layernorm" if has_norms_after => "post_attention_norm",
+        "post_attention_layernorm" => "ffn_norm",
+        "post_feedforward_layernorm" => "post_ffw_norm",
+        "mlp.gate_proj" => "ffn_gate",
+        "mlp.up_proj" => "ffn_up",
+        "mlp.down_proj" => "ffn_down",
+        "mlp.gate" | "block_sparse_moe.gate" => "ffn_gate_inp",
+        "mlp.experts.*.gate_proj" | "block_sparse_moe.experts.*.w1" => "ffn_gate_exps",
+        "mlp.experts.*.up_proj" | "block_sparse_moe.experts.*.w3" => "ffn_up_exps",
+        "mlp.experts.*.down_proj" | "block_sparse_moe.experts.*.w2" => "ffn_down_exps",
+        "mlp.shared_experts.gate_proj" => "ffn_gate_shexp",
+        "mlp.shared_experts.up_proj" => "ffn_up_shexp",
+        "mlp.shared_experts.down_proj" => "ffn_down_shexp",
+        other => panic!("{other}"),
+    }
+}
+
+/// A tensor's name in the file.
+fn gguf_name(name: &str, has_norms_after: bool) -> String {
+    let (block, rest) = match name.strip_prefix("model.layers.") {
+        Some(rest) => {
+            let (layer, rest) = rest.split_once('.').unwrap();
+            (format!("blk.{layer}."), rest)
+        }
+        None => (String::new(), name),
+    };
+    if rest.ends_with("e_score_correction_bias") {
+        return format!("{block}exp_probs_b.bias");
+    }
+    let (module, kind) = rest.rsplit_once('.').unwrap();
+    let module: Vec<_> =
+        module.split('.').map(|part| if part.chars().all(|c| c.is_ascii_digit()) { "*" } else { part }).collect();
+    format!("{block}{}.{kind}", renamed(&module.join("."), has_norms_after))
+}
+
+/// Halves of heads in turns, as llama.cpp rotates them.
+fn permuted(values: &[f32], num_heads: usize, cols: usize) -> Vec<f32> {
+    let head = values.len() / num_heads;
+    let half = head / cols / 2;
+    let row = |head_values: &[f32], row: usize| head_values[row * cols..(row + 1) * cols].to_vec();
+    let rows = values.chunks_exact(head).flat_map(|values| (0..half).flat_map(move |i| [row(values, i), row(values, i + half)]));
+    rows.flatten().collect()
+}
+
+fn write(file: &File, config: &Value, path: &Path) {
+    let size = |key: &str| config[key].as_u64().map(|n| n as usize);
+    let num_heads = size("num_attention_heads").unwrap();
+    let kv_heads = size("num_key_value_heads").unwrap();
+    let head_dim = size("head_dim").unwrap_or_else(|| size("hidden_size").unwrap() / num_heads);
+    let mut gguf = Gguf::new().entry("general.architecture", STRING, &string(file.architecture));
+    let key = |key: &str| format!("{}.{key}", file.architecture);
+    let of_config = [
+        ("context_length", size("max_position_embeddings").unwrap()),
+        ("embedding_length", size("hidden_size").unwrap()),
+        ("feed_forward_length", size("intermediate_size").unwrap()),
+        ("block_count", size("num_hidden_layers").unwrap()),
+        ("attention.head_count", num_heads),
+        ("attention.head_count_kv", kv_heads),
+        ("attention.key_length", head_dim),
+        ("attention.value_length", head_dim),
+    ];
+    let sizes = of_config.into_iter().chain(file.sizes.iter().map(|(key, n)| (*key, *n as usize)));
+    for (name, n) in sizes {
+        gguf = gguf.entry(&key(name), U32, &(n as u32).to_le_bytes());
+    }
+    let eps = config["rms_norm_eps"].as_f64().map(|eps| ("attention.layer_norm_rms_epsilon", eps as f32));
+    for (name, number) in [("rope.freq_base", 10_000.0)].into_iter().chain(eps).chain(file.numbers.iter().copied()) {
+        gguf = gguf.entry(&key(name), F32, &number.to_le_bytes());
+    }
+    if file.numbers.iter().any(|(name, _)| *name == "rope.scaling.factor") {
+        gguf = gguf.entry(&key("rope.scaling.type"), STRING, &string("yarn"));
+    }
+    if let Some(is_normalized) = config["norm_topk_prob"].as_bool() {
+        gguf = gguf.entry(&key("expert_weights_norm"), BOOL, &[u8::from(is_normalized)]);
+    }
+    // Experts lie one after the other in one tensor.
+    let shapes = std::fs::read(golden_dir().join("drawn").join(file.golden).join("tensors.json")).unwrap();
+    let shapes: BTreeMap<String, Vec<usize>> = serde_json::from_slice(&shapes).unwrap();
+    let mut tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)> = BTreeMap::new();
+    for (name, shape) in &shapes {
+        let values = drawn::drawn(name, shape.iter().product()).map(|u| drawn::text_value(name, shape, u));
+        let mut values: Vec<f32> = values.collect();
+        if name.contains("norm") && name.ends_with("weight") {
+            for value in &mut values {
+                *value += file.norm_offset;
+            }
+        }
+        for (part, heads) in [("q_proj.weight", num_heads), ("k_proj.weight", kv_heads)] {
+            if file.is_permuted && name.ends_with(part) {
+                values = permuted(&values, heads, shape[1]);
+            }
+        }
+        let is_expert = name.contains(".experts.");
+        let (whole, all) = tensors
+            .entry(gguf_name(name, file.has_norms_after))
+            .or_insert_with(|| (if is_expert { [&[0], &shape[..]].concat() } else { shape.clone() }, Vec::new()));
+        if is_expert {
+            whole[0] += 1;
+        }
+        all.extend(values);
+    }
+    for (name, (shape, values)) in tensors {
+        let dims: Vec<u64> = shape.iter().rev().map(|n| *n as u64).filter(|n| *n > 1).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        gguf = gguf.weight(&name, &dims, 0, &bytes);
+    }
+    gguf.write(path);
+}
+
+#[test]
+fn drawn_models_agree_with_goldens_as_gguf_files() {
+    for file in FILES {
+        let golden = golden_dir().join("drawn").join(file.golden);
+        let config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model.gguf");
+        write(&file, &config, &path);
+        let source = ModelSource::Gguf { files: vec![path], tokenizer_dir: None, tokenizer_json: None };
+        let backend = Arc::new(CpuBackend::new(Isa::detect(), 2).unwrap());
+        let mut runner = load(&source, backend, Precision::Exact, KvDType::F32);
+        let cases = cases_of(&golden.join("golden.json")).into_iter().take(file.num_cases);
+        check_cases(&mut runner, &format!("{} as GGUF", file.golden), cases, 17, EXACT);
+    }
+}

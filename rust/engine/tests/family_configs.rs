@@ -1,0 +1,135 @@
+//! What keys of further families mean where they are absent, and what is refused of them.
+
+mod common;
+#[path = "common/gguf_writer.rs"]
+mod gguf_writer;
+
+use engine::{
+    ModelSource,
+    model::{DecoderConfig, ModelFiles, RopeScaling, config::FfnConfig},
+};
+use gguf_writer::{Gguf, STRING, string};
+use serde_json::{Value, json};
+
+/// The decoder of a drawn golden with some fields of its config.json replaced. Those that become `"absent"` are left out.
+fn changed(name: &str, changes: &Value) -> Result<DecoderConfig, String> {
+    let path = common::golden_dir().join("drawn").join(name).join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let fields = config.as_object_mut().unwrap();
+    for (key, value) in changes.as_object().unwrap() {
+        fields.insert(key.clone(), value.clone());
+    }
+    fields.retain(|_, value| value != "absent");
+    let dir = tempfile::tempdir().unwrap();
+    // Whatever weights there are: none is looked at.
+    let weights = common::golden_dir().join("text/llama/model.safetensors");
+    std::fs::copy(weights, dir.path().join("model.safetensors")).unwrap();
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let source = ModelSource::HuggingFace { path: dir.path().to_owned(), tokenizer_json: None };
+    ModelFiles::open(&source, None).map(|files| files.config().clone()).map_err(|error| error.to_string())
+}
+
+fn windows(config: &DecoderConfig) -> Vec<Option<usize>> {
+    config.layers.iter().map(|layer| layer.attention.window).collect()
+}
+
+fn rotates(config: &DecoderConfig) -> Vec<bool> {
+    config.layers.iter().map(|layer| layer.attention.rope.is_some()).collect()
+}
+
+#[test]
+fn absent_keys_mean_what_they_mean_in_the_family() {
+    let seed =
+        changed("seed_oss", &json!({"attention_bias": "absent", "attention_out_bias": "absent", "head_dim": "absent"})).unwrap();
+    let attention = seed.layers[0].attention;
+    assert_eq!((attention.qkv_bias, attention.output_bias, attention.head_dim), (true, false, 128));
+    let null = changed("seed_oss", &json!({"head_dim": null})).unwrap();
+    assert_eq!(null.layers[0].attention.head_dim, 12, "null is the width of the model by its heads");
+
+    let ernie = changed("ernie4_5", &json!({"tie_word_embeddings": "absent", "rope_theta": "absent"})).unwrap();
+    assert!(ernie.tie_word_embeddings);
+    assert!((ernie.ropes[0].theta - 500_000.0).abs() < 1e-9);
+
+    let apertus = changed("apertus", &json!({"rope_scaling": null, "rope_theta": 10.0})).unwrap();
+    assert!((apertus.ropes[0].theta - 12_000_000.0).abs() < 1e-9);
+    assert!(matches!(apertus.ropes[0].scaling, RopeScaling::Llama3 { original_max_positions: 8192, .. }));
+
+    let helium = changed("helium", &json!({"rms_norm_eps": "absent"})).unwrap();
+    assert!((helium.norm.eps - 1e-8).abs() < 1e-15);
+    let glm = changed("glm", &json!({"partial_rotary_factor": "absent", "attention_bias": "absent"})).unwrap();
+    assert_eq!((glm.ropes[0].rotary_dim, glm.layers[0].attention.qkv_bias), (8, true));
+
+    let flint = changed("flint", &json!({"mlp_only_layers": "absent"})).unwrap();
+    let sparse: Vec<_> = flint.layers.iter().map(|layer| matches!(layer.ffn, FfnConfig::Experts(_))).collect();
+    assert_eq!(sparse, [false, false, true]);
+}
+
+#[test]
+fn layers_have_windows_by_the_family_s_pattern() {
+    let plain = json!({"layer_types": "absent", "sliding_window_pattern": "absent"});
+    let exaone = changed("exaone4", &plain).unwrap();
+    assert_eq!(windows(&exaone), [Some(16), Some(16), Some(16), None]);
+    assert_eq!(rotates(&exaone), [true, true, true, false]);
+    let whole =
+        changed("exaone4", &json!({"layer_types": "absent", "sliding_window": null, "sliding_window_pattern": null})).unwrap();
+    assert_eq!((windows(&whole), rotates(&whole)), (vec![None; 4], vec![true; 4]));
+
+    let granite = changed("granite_swa", &json!({"layer_types": "absent", "layer_rope_theta": "absent"})).unwrap();
+    assert_eq!((windows(&granite), rotates(&granite)), (vec![None, Some(16), Some(16)], vec![true; 3]));
+    let ministral = changed("ministral", &json!({"layer_types": "absent"})).unwrap();
+    assert_eq!(windows(&ministral), [Some(16); 3]);
+    let cwm = changed("cwm", &json!({"layer_types": "absent"})).unwrap();
+    assert_eq!(windows(&cwm), [None, Some(16), Some(16)]);
+}
+
+/// Of OLMo 3, only full layers take what an older file says of the rotation.
+#[test]
+fn olmo3_rotates_in_two_ways() {
+    let scaling = json!({"rope_type": "linear", "factor": 2.0});
+    let old = json!({"rope_parameters": "absent", "rope_scaling": scaling, "rope_theta": 10_000.0});
+    let config = changed("olmo3", &old).unwrap();
+    let [full, local] = &config.ropes[..] else { panic!("{:?}", config.ropes) };
+    assert_eq!((&full.scaling, &local.scaling), (&RopeScaling::Linear(2.0), &RopeScaling::None));
+    assert!((full.theta - 10_000.0).abs() < 1e-9 && (local.theta - 500_000.0).abs() < 1e-9);
+}
+
+#[test]
+fn what_is_not_computed_is_refused_by_name() {
+    for (name, changes, words) in [
+        ("minimax_m2", json!({"use_qk_norm": false}), "`use_qk_norm` is false; implemented: true"),
+        ("minimax_m2", json!({"scoring_func": "softmax"}), "`scoring_func` is \"softmax\""),
+        ("minimax_m2", json!({"shared_intermediate_size": 64}), "`shared_intermediate_size` is 64; implemented: 0"),
+        ("minimax_m2", json!({"attn_type_list": [1, 0, 1]}), "`attn_type_list` has layers other than 1"),
+        ("ernie4_5_moe", json!({"use_bias": true}), "`use_bias` is true"),
+        ("ernie4_5_moe", json!({"moe_norm_min": 0.5}), "`moe_norm_min` is over"),
+        ("ernie4_5_moe", json!({"moe_layer_end_index": -2}), "`moe_layer_end_index` is -2"),
+        ("olmoe", json!({"clip_qkv": 8.0}), "`clip_qkv`"),
+        ("olmo3", json!({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}), "`rope_parameters` must say"),
+        ("granite_swa", json!({"layer_rope_theta": [0, 1e4]}), "`layer_rope_theta` is [0,10000.0]; it must be a list of 3 bases"),
+        ("granite_swa", json!({"layer_types": ["mamba", "mamba", "mamba"]}), "`layer_types` has `mamba`"),
+        ("exaone4", json!({"layer_types": "absent"}), "`sliding_window_pattern` is \"LLLG\""),
+        ("hy_v3", json!({"mlp_layer_types": ["thin", "thin", "thin"]}), "`mlp_layer_types` has `thin`"),
+        ("apertus", json!({"hidden_act": "mish"}), "`hidden_act` is `mish`"),
+        ("apertus", json!({"mlp_bias": true}), "`mlp_bias` is true"),
+    ] {
+        let error = changed(name, &changes).err().unwrap_or_else(|| panic!("{name} with {changes} is accepted"));
+        assert!(error.contains(words), "{error} does not contain {words}");
+    }
+}
+
+/// llama.cpp has these, under these names; how its files of them are is not known here.
+#[test]
+fn gguf_files_of_families_that_are_read_from_folders_alone_are_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    for name in ["apertus", "chatglm", "exaone-moe", "jais2"] {
+        let file = Gguf::new().entry("general.architecture", STRING, &string(name));
+        file.weight("token_embd.weight", &[32, 2], 0, &[0; 256]).write(&path);
+        let source = ModelSource::Gguf { files: vec![path.clone()], tokenizer_dir: None, tokenizer_json: None };
+        let error = ModelFiles::open(&source, None).err().unwrap().to_string();
+        assert!(
+            error.contains(&format!("GGUF files of `{name}` are not implemented; Hugging Face folders of it are")),
+            "{error}"
+        );
+    }
+}
