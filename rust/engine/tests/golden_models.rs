@@ -27,10 +27,9 @@ use safetensors::{Dtype, SafeTensors};
 const HF: [&str; 9] = ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
 const GGUF: [&str; 5] = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"];
 /// Families and variants that share most of their path with the models above, and are tried in fewer ways.
-const MORE_HF: [&str; 18] = [
+const MORE_HF: [&str; 16] = [
     "gemma",
     "gemma2",
-    "gemma2-scale",
     "starcoder2",
     "phi2",
     "phi2-qknorm",
@@ -45,7 +44,6 @@ const MORE_HF: [&str; 18] = [
     "ministral3",
     "hunyuan-dense",
     "llama-yarn",
-    "qwen2-yarn",
 ];
 const MORE_GGUF: [&str; 10] =
     ["gemma2", "starcoder2", "phi2", "stablelm", "olmo2", "smollm3", "glm4", "granite", "ministral3", "hunyuan-dense"];
