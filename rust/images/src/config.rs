@@ -73,7 +73,10 @@ impl ProcessorKind {
 
     /// What holds where a file says nothing.
     fn defaults(self) -> Processor {
-        let clip = !matches!(self, Self::Siglip | Self::Idefics2 | Self::Idefics3 | Self::Gemma3 | Self::Lfm2Vl | Self::Llama4);
+        let clip = !matches!(
+            self,
+            Self::Siglip | Self::Idefics2 | Self::Idefics3 | Self::Gemma3 | Self::Lfm2Vl | Self::Llama4 | Self::Gemma4
+        );
         let (mean, std) = if clip { (CLIP_MEAN, CLIP_STD) } else { ([0.5; 3], [0.5; 3]) };
         let cropped = matches!(self, Self::Clip | Self::Llava | Self::LlavaNext);
         let (filter, size) = match self {
