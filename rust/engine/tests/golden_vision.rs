@@ -21,7 +21,7 @@ use engine::{
 use kernel_tests::{EmulatedDriver, Order};
 use serde::Deserialize;
 
-const MODELS: [&str; 18] = [
+const MODELS: [&str; 19] = [
     "llava",
     "llava_next",
     "idefics2",
@@ -40,6 +40,7 @@ const MODELS: [&str; 18] = [
     "cohere2_vision",
     "aya_vision",
     "pixtral",
+    "glm4v",
 ];
 
 /// Of these, the ones with recurrent layers, whose hits end at snapshots of states.

@@ -7,7 +7,7 @@ use crate::vision;
 
 /// What Transformers takes where the configuration of a language model within another says nothing: such files have only what
 /// differs from it. An older file has no `rope_parameters`, and may lack the base of its rotations, too.
-fn usual() -> [(&'static str, Value); 13] {
+fn usual() -> [(&'static str, Value); 14] {
     [
         (
             "gemma3_text",
@@ -15,6 +15,13 @@ fn usual() -> [(&'static str, Value); 13] {
                 "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
                 "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
                 "rms_norm_eps": 1e-6, "rope_theta": 1e6, "sliding_window": 4096, "hidden_activation": "gelu_pytorch_tanh",
+            }),
+        ),
+        (
+            "glm4v_text",
+            json!({
+                "vocab_size": 151_552, "hidden_size": 4096, "intermediate_size": 13_696, "num_hidden_layers": 40,
+                "num_attention_heads": 32, "num_key_value_heads": 2, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5,
             }),
         ),
         (

@@ -80,6 +80,7 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             olmo2::OLMO3,
             smollm3::ARCHITECTURE,
             glm4::ARCHITECTURE,
+            glm4::VL,
             granite::ARCHITECTURE,
             cohere::ARCHITECTURE,
             cohere2::ARCHITECTURE,
