@@ -47,6 +47,7 @@ ENCODER_HEAD_WIDTHS = [8, 12, 16, 24, 64]
 TURNED_ENCODER_HEAD_WIDTHS = [8, 16, 32, 64]
 """Where an encoder turns its heads, in quarters."""
 TURNED_ENCODERS = {
+    "glm4v",
     "llama4_vision",
     "mistral3",
     "pixtral",
@@ -64,6 +65,7 @@ TOKEN_KINDS = {
     "qwen2_vl": "mm_token_type_ids",
     "qwen2_5_vl": "mm_token_type_ids",
     "qwen3_vl": "mm_token_type_ids",
+    "glm4v": "mm_token_type_ids",
     "qwen3_vl_moe": "mm_token_type_ids",
     "qwen3_5_vision": "mm_token_type_ids",
     "qwen3_5_moe_vision": "mm_token_type_ids",
@@ -218,6 +220,13 @@ def draw_lfm2_vl(case: Case, config: Config, images: Config) -> None:
     images["do_image_splitting"] = rng.random() < 0.8
 
 
+def draw_glm4v(case: Case, config: Config, images: Config) -> None:
+    """How large patches are, and the tile that positions were learned of."""
+    patch, side = case.random.choice([5, 7]), case.random.choice([1, 3, 4, 6])
+    config["vision_config"] |= {"patch_size": patch, "image_size": patch * side}
+    images["patch_size"] = patch
+
+
 def draw_llama4(case: Case, config: Config, images: Config) -> None:
     """How large tiles and squares of patches are, and the adapter."""
     rng, vision = case.random, config["vision_config"]
@@ -266,6 +275,7 @@ DRAWS: dict[str, Callable[[Case, Config, Config], None]] = {
     "idefics2": draw_idefics2,
     "lfm2_vl": draw_lfm2_vl,
     "llama4_vision": draw_llama4,
+    "glm4v": draw_glm4v,
     "internvl": draw_internvl,
     "aya_vision": draw_cohere,
     "cohere2_vision": draw_cohere,

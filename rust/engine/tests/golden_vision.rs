@@ -41,6 +41,7 @@ const MODELS: [&str; 19] = [
     "cohere2_vision",
     "aya_vision",
     "pixtral",
+    "glm4v",
 ];
 
 /// Of these, the ones with recurrent layers, whose hits end at snapshots of states.

@@ -45,6 +45,8 @@ pub enum ProcessorKind {
     GotOcr2,
     /// Rows of tiles of the grid that it fills best, then the whole image: Command A Vision.
     Cohere2Vision,
+    /// As [`Self::Qwen2Vl`], but an image has as many frames as a patch, and its edges are no less than a group's: GLM-4.1V.
+    Glm4v,
 }
 
 const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
@@ -52,7 +54,7 @@ const CLIP_STD: [f32; 3] = [0.268_629_55, 0.261_302_6, 0.275_777_1];
 
 impl ProcessorKind {
     /// By the names in files, less "Fast".
-    const NAMES: [(&str, Self); 16] = [
+    const NAMES: [(&str, Self); 17] = [
         ("CLIPImageProcessor", Self::Clip),
         ("LlavaImageProcessor", Self::Llava),
         ("SiglipImageProcessor", Self::Siglip),
@@ -69,6 +71,7 @@ impl ProcessorKind {
         ("Gemma4ImageProcessor", Self::Gemma4),
         ("GotOcr2ImageProcessor", Self::GotOcr2),
         ("Cohere2VisionImageProcessor", Self::Cohere2Vision),
+        ("Glm4vImageProcessor", Self::Glm4v),
     ];
 
     /// What holds where a file says nothing.
@@ -85,6 +88,7 @@ impl ProcessorKind {
             Self::Idefics2 => (Filter::Bilinear, Size::Edges { shortest: 378, longest: 980 }),
             Self::Idefics3 => (Filter::Lanczos, Size::LongestEdge(4 * 364)),
             Self::Qwen2Vl => (Filter::Bicubic, Size::Edges { shortest: 56 * 56, longest: 28 * 28 * 1280 }),
+            Self::Glm4v => (Filter::Bicubic, Size::Edges { shortest: 112 * 112, longest: 28 * 28 * 15_000 }),
             Self::Gemma3 => (Filter::Bilinear, Size::Exact { height: 224, width: 224 }),
             // Its bound is a number of tokens.
             Self::Gemma4 => (Filter::Bicubic, Size::Exact { height: 224, width: 224 }),
@@ -116,11 +120,11 @@ impl ProcessorKind {
             },
             patch_size: if matches!(self, Self::Pixtral | Self::Lfm2Vl | Self::Gemma4) { 16 } else { 14 },
             merge_size: match self {
-                Self::Qwen2Vl | Self::Lfm2Vl => 2,
+                Self::Qwen2Vl | Self::Glm4v | Self::Lfm2Vl => 2,
                 Self::Gemma4 => 3,
                 _ => 1,
             },
-            temporal_patch_size: if self == Self::Qwen2Vl { 2 } else { 1 },
+            temporal_patch_size: if matches!(self, Self::Qwen2Vl | Self::Glm4v) { 2 } else { 1 },
             num_crops: 1,
             pan_and_scan: None,
             tiling: Tiling::usual(self),
@@ -145,7 +149,7 @@ pub enum Size {
     ShortestEdge(usize),
     /// The longer edge becomes this, the other one follows.
     LongestEdge(usize),
-    /// Two bounds: of edges, but at [`ProcessorKind::Qwen2Vl`] of the number of pixels.
+    /// Two bounds: of edges, but at [`ProcessorKind::Qwen2Vl`] and [`ProcessorKind::Glm4v`] of the number of pixels.
     Edges {
         /// The lower bound.
         shortest: usize,
@@ -487,7 +491,7 @@ impl Processor {
     }
 
     fn read_size(&mut self, keys: &Keys) -> Result<(), ImageError> {
-        let max = if self.kind == ProcessorKind::Qwen2Vl { 1 << 32 } else { MAX_EDGE };
+        let max = if matches!(self.kind, ProcessorKind::Qwen2Vl | ProcessorKind::Glm4v) { 1 << 32 } else { MAX_EDGE };
         let square = matches!(
             self.kind,
             ProcessorKind::Gemma3
@@ -505,7 +509,7 @@ impl Processor {
             (ProcessorKind::Clip | ProcessorKind::Llava | ProcessorKind::LlavaNext | ProcessorKind::Siglip, size) => {
                 (matches!(size, Size::ShortestEdge(_) | Size::Exact { .. }), "shortest_edge, or height and width,")
             }
-            (ProcessorKind::Idefics2 | ProcessorKind::Qwen2Vl, size) => {
+            (ProcessorKind::Idefics2 | ProcessorKind::Qwen2Vl | ProcessorKind::Glm4v, size) => {
                 (matches!(size, Size::Edges { .. }), "shortest_edge and longest_edge")
             }
             (ProcessorKind::Idefics3, size) => (matches!(size, Size::LongestEdge(_) | Size::Exact { .. }), "longest_edge"),

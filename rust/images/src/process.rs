@@ -61,7 +61,7 @@ impl Processor {
             ProcessorKind::Lfm2Vl => self.lfm2_vl(image)?,
             ProcessorKind::Llama4 => self.llama4(image)?,
             ProcessorKind::GotOcr2 | ProcessorKind::Cohere2Vision => self.tiled(image)?,
-            ProcessorKind::Qwen2Vl => self.qwen2_vl(image)?.into(),
+            ProcessorKind::Qwen2Vl | ProcessorKind::Glm4v => self.qwen2_vl(image)?.into(),
             ProcessorKind::Gemma4 => self.gemma4(image)?.into(),
             ProcessorKind::Pixtral => self.crop(self.pixtral(image)?).into(),
             ProcessorKind::Llava if self.pad_to_square => self.crop(self.to_size(&self.squared(image)?)?).into(),
@@ -218,6 +218,11 @@ impl Processor {
             } else {
                 Err(unfit(image, &format!("do_resize is false, and its edges are no multiples of {factor}")))
             };
+        }
+        if self.kind == ProcessorKind::Glm4v {
+            let size = sizes::glm4v((height, width), factor, self.temporal_patch_size, (shortest, longest));
+            let size = size.ok_or_else(|| unfit(image, &format!("one edge is more than {MAX_RATIO} times the other")))?;
+            return self.resized(image, size);
         }
         if height.max(width) > MAX_RATIO * height.min(width) {
             return Err(unfit(image, &format!("one edge is more than {MAX_RATIO} times the other")));

@@ -72,6 +72,39 @@ pub(crate) fn qwen2_vl((height, width): (usize, usize), factor: usize, min_pixel
     }
 }
 
+/// GLM-4.1V's `smart_resize`: as Qwen2-VL's over all pixels of so many frames. An image of which an edge is less than `factor` is
+/// first made larger. `None` where an edge is more than 200 times the other.
+pub(crate) fn glm4v(
+    (height, width): (usize, usize),
+    factor: usize,
+    frames: usize,
+    (min_pixels, max_pixels): (usize, usize),
+) -> Option<(usize, usize)> {
+    let (mut height, mut width) = (height, width);
+    if height < factor || width < factor {
+        let scale = (factor as f64 / height as f64).max(factor as f64 / width as f64);
+        (height, width) = ((height as f64 * scale) as usize, (width as f64 * scale) as usize);
+    }
+    if height.max(width) as f64 / height.min(width) as f64 > 200.0 {
+        return None;
+    }
+    let unit = factor as f64;
+    let round = |edge: usize| (edge as f64 / unit).round_ties_even() as usize * factor;
+    let (rounded, pixels) = ((round(height), round(width)), (frames * height * width) as f64);
+    let number = frames * rounded.0 * rounded.1;
+    Some(if number > max_pixels {
+        let beta = (pixels / max_pixels as f64).sqrt();
+        let down = |edge: usize| ((edge as f64 / beta / unit).floor() as usize * factor).max(factor);
+        (down(height), down(width))
+    } else if number < min_pixels {
+        let beta = (min_pixels as f64 / pixels).sqrt();
+        let up = |edge: usize| (edge as f64 * beta / unit).ceil() as usize * factor;
+        (up(height), up(width))
+    } else {
+        rounded
+    })
+}
+
 /// LFM2-VL's `smart_resize`: as Qwen2-VL's, but no edge is less than `factor`.
 pub(crate) fn lfm2_vl(size: (usize, usize), factor: usize, min_pixels: usize, max_pixels: usize) -> (usize, usize) {
     let unit = factor as f64;

@@ -156,6 +156,8 @@ CONFIGS = [
     {"image_processor_type": "Cohere2VisionImageProcessorFast", "size": {"height": 40, "width": 40}},
     {"image_processor_type": "Cohere2VisionImageProcessor", "size": {"height": 64, "width": 64}, "max_patches": 3},
     {"image_processor_type": "Cohere2VisionImageProcessor", "size": {"height": 30, "width": 30}, "crop_to_patches": False},
+    {"image_processor_type": "Glm4vImageProcessorFast"},
+    {"image_processor_type": "Glm4vImageProcessor", "size": {"shortest_edge": 4000, "longest_edge": 20000}, "patch_size": 10},
 ]
 
 

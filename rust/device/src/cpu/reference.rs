@@ -201,6 +201,13 @@ pub(crate) fn activate(activation: Activation, x: f32) -> f32 {
     y as f32
 }
 
+impl Activation {
+    /// Of one value: on the host, plainly, and in double precision.
+    pub fn apply(self, x: f32) -> f32 {
+        activate(self, x)
+    }
+}
+
 /// Rotates one head in place for the table's row `position`.
 pub(crate) fn rotate(rope: &RopeTable, position: usize, head: &mut [f32]) {
     let half = rope.rotary_dim / 2;

@@ -25,6 +25,21 @@ fn usual() -> Vec<(&'static str, Value)> {
             }),
         ),
         (
+            "glm4v_text",
+            json!({
+                "vocab_size": 151_552, "hidden_size": 4096, "intermediate_size": 13_696, "num_hidden_layers": 40,
+                "num_attention_heads": 32, "num_key_value_heads": 2, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5,
+            }),
+        ),
+        (
+            "lfm2",
+            json!({
+                "vocab_size": 65_536, "hidden_size": 2560, "intermediate_size": 12_288, "num_hidden_layers": 32,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128_000, "norm_eps": 1e-5,
+                "rope_theta": 1e6,
+            }),
+        ),
+        (
             "llama",
             json!({
                 "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,

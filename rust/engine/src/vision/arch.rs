@@ -2,6 +2,7 @@
 
 mod cohere;
 mod gemma4;
+mod glm4v;
 mod internvl;
 mod lfm2;
 mod llama4;
@@ -12,8 +13,8 @@ use images::Processor;
 use serde_json::{Map, Value};
 
 use super::config::{
-    Arrangement, PatchLayout, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup,
-    ResamplerConfig, TowerConfig, TowerNames, VisionConfig,
+    Arrangement, PatchLayout, Placeholder, Places, Positions, ProjectorConfig, ProjectorGate, ProjectorLayer, ProjectorLayout,
+    ProjectorNorm, Regroup, ResamplerConfig, TowerConfig, TowerNames, VisionConfig,
 };
 use crate::{
     EngineError,
@@ -32,7 +33,7 @@ struct Family {
 }
 
 /// Every family whose images are computed.
-const FAMILIES: [Family; 17] = [
+const FAMILIES: [Family; 18] = [
     Family { model_types: &["llava"], is_one: false, read: llava },
     Family { model_types: &["llava_next"], is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], is_one: false, read: idefics2 },
@@ -44,6 +45,7 @@ const FAMILIES: [Family; 17] = [
     Family { model_types: &["gemma3"], is_one: false, read: gemma3 },
     Family { model_types: &["gemma4"], is_one: false, read: gemma4::gemma4 },
     Family { model_types: &["mistral3"], is_one: false, read: mistral3 },
+    Family { model_types: &["glm4v"], is_one: false, read: glm4v::glm4v },
     Family { model_types: &["internvl"], is_one: false, read: internvl::internvl },
     Family { model_types: &["aya_vision"], is_one: false, read: cohere::aya_vision },
     Family { model_types: &["cohere2_vision"], is_one: false, read: cohere::cohere2_vision },
@@ -121,6 +123,7 @@ impl VisionConfig {
         match self.tower.positions {
             Positions::Rotary { theta, .. }
             | Positions::Interpolated { theta, .. }
+            | Positions::Cubic { theta, .. }
             | Positions::Turned { theta, .. }
             | Positions::Axes { theta, .. }
                 if !head_dim.is_multiple_of(4) || !theta.is_finite() || theta <= 0.0 =>
@@ -131,6 +134,7 @@ impl VisionConfig {
             | Positions::Fractions { side }
             | Positions::Resized { side }
             | Positions::Interpolated { side, .. }
+            | Positions::Cubic { side, .. }
             | Positions::Turned { side, .. }
                 if !(1..=4096).contains(&side) =>
             {
@@ -214,7 +218,14 @@ impl Reader<'_, '_> {
 
     /// A matrix that gives vectors of the decoder's width.
     fn last(&self, name: &'static str) -> ProjectorLayer {
-        ProjectorLayer { name, out_features: self.decoder.hidden_size, is_gated: false, is_transposed: false, activation: None }
+        ProjectorLayer {
+            name,
+            out_features: self.decoder.hidden_size,
+            gate: ProjectorGate::None,
+            layout: ProjectorLayout::Plain,
+            norm: None,
+            activation: None,
+        }
     }
 
     /// A CLIP or SigLIP tower (arXiv:2103.00020, arXiv:2303.15343), with these usual sizes: width, feed-forward size, layers,
@@ -241,6 +252,7 @@ impl Reader<'_, '_> {
             positions: Positions::Learned { side: image_size / patch_size.max(1) },
             has_class: false,
             has_pre_norm: false,
+            norms_first: false,
             has_post_norm: true,
             windows: None,
             inner_norms: None,
@@ -438,7 +450,7 @@ fn gemma3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     }
     let name = "mm_soft_emb_norm";
     let norm = ProjectorNorm { name, kind: NormKind::Rms, eps: tower.eps, offset: 1.0 };
-    let last = ProjectorLayer { is_transposed: true, ..reader.last("mm_input_projection_weight") };
+    let last = ProjectorLayer { layout: ProjectorLayout::Transposed, ..reader.last("mm_input_projection_weight") };
     let projector = ProjectorConfig { norm: None, regroup: Regroup::Means(side), late_norm: Some(norm), layers: vec![last] };
     let placeholder = Placeholder::Between {
         replaced: reader.token(["boi_token_index", "boi_token_id"])?,

@@ -65,6 +65,8 @@ pub struct TowerConfig {
     pub has_class: bool,
     /// A norm before the first layer.
     pub has_pre_norm: bool,
+    /// It comes before positions are added, and not behind.
+    pub norms_first: bool,
     /// A norm behind the last layer.
     pub has_post_norm: bool,
     /// Layers that see a window around a patch, and not the whole tile.
@@ -131,6 +133,13 @@ pub enum Positions {
     Fractions {
         /// Patches along a side.
         side: usize,
+    },
+    /// The same, where it takes cubic interpolations between sixteen, besides rotation as `Rotary` (GLM-4.1V, arXiv:2507.01006).
+    Cubic {
+        /// Patches along a side.
+        side: usize,
+        /// Base of the frequencies of rotation.
+        theta: f64,
     },
     /// The same, where a tile of another size takes weighted means of all that its patches would cover (SigLIP 2 NaFlex,
     /// arXiv:2502.14786).
@@ -242,12 +251,36 @@ pub struct ProjectorLayer {
     pub name: &'static str,
     /// Columns that come out.
     pub out_features: usize,
-    /// It has twice the rows: what the activation of the second half is multiplied by comes first.
-    pub is_gated: bool,
-    /// The file has the transpose, by the whole of this name.
-    pub is_transposed: bool,
+    /// By what its output is multiplied, behind whose activation.
+    pub gate: ProjectorGate,
+    /// How it lies in the file.
+    pub layout: ProjectorLayout,
+    /// Of its output, before the activation.
+    pub norm: Option<ProjectorNorm>,
     /// What its output is passed through.
     pub activation: Option<Activation>,
+}
+
+/// By what the output of a matrix is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProjectorGate {
+    /// By nothing.
+    None,
+    /// By the second half of the rows of one matrix, whose first half it is.
+    SecondHalf,
+    /// By a matrix of this name.
+    Named(&'static str),
+}
+
+/// How a matrix of the projector lies in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProjectorLayout {
+    /// As it is.
+    Plain,
+    /// Its transpose, by the whole of its name.
+    Transposed,
+    /// As a convolution over squares of so many by so many patches.
+    Convolution(usize),
 }
 
 /// How patches become rows.

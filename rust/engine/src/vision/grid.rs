@@ -75,6 +75,11 @@ pub(crate) fn learned(positions: &Positions, grid: &Grid, (y, x): (usize, usize)
                 corner(bottom, right, dy * dx),
             ]
         }
+        Positions::Cubic { side, .. } => {
+            let (down, across) = (cubic(y, grid.height, side), cubic(x, grid.width, side));
+            let corner = |&(y, of_y): &(usize, f32)| across.map(|(x, of_x)| (y * side + x, of_y * of_x));
+            down.iter().flat_map(corner).collect()
+        }
         Positions::Resized { side } => {
             let (down, across) = (covered(y, grid.height, side), covered(x, grid.width, side));
             let corner = |&(y, of_y): &(usize, f32)| across.iter().map(move |(x, of_x)| (y * side + x, of_y * of_x));
@@ -83,6 +88,19 @@ pub(crate) fn learned(positions: &Positions, grid: &Grid, (y, x): (usize, usize)
         Positions::Axes { side, .. } => vec![(x, 1.0), (side + y, 1.0)],
         Positions::Rotary { .. } => Vec::new(),
     }
+}
+
+/// The four places among `side` about place `i` of `len`, with the weights of PyTorch's cubic interpolation (a = -0.75); beyond
+/// the ends the last ones again.
+fn cubic(i: usize, len: usize, side: usize) -> [(usize, f32); 4] {
+    const A: f32 = -0.75;
+    let place = (((i as f32 + 0.5) / len as f32 * 2.0 - 1.0 + 1.0) * side as f32 - 1.0) / 2.0;
+    let before = place.floor();
+    let t = place - before;
+    let near = |x: f32| ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0;
+    let far = |x: f32| ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A;
+    let weights = [far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t)];
+    std::array::from_fn(|tap| ((before as i64 + tap as i64 - 1).clamp(0, side as i64 - 1) as usize, weights[tap]))
 }
 
 /// The places among `side` that place `i` of `len` covers, with their weights: those of linear interpolation, and of a triangle
@@ -115,7 +133,10 @@ fn bucket(i: usize, len: usize, side: usize) -> usize {
 pub(crate) fn rope_table(positions: &Positions, places: &[Option<(usize, usize)>], head_dim: usize) -> Option<RopeTable> {
     let (theta, takes_turns) = match *positions {
         Positions::Rotary { theta, takes_turns } => (theta, takes_turns),
-        Positions::Interpolated { theta, .. } | Positions::Turned { theta, .. } | Positions::Axes { theta, .. } => (theta, false),
+        Positions::Interpolated { theta, .. }
+        | Positions::Cubic { theta, .. }
+        | Positions::Turned { theta, .. }
+        | Positions::Axes { theta, .. } => (theta, false),
         Positions::Learned { .. } | Positions::Fractions { .. } | Positions::Resized { .. } => return None,
     };
     let is_turned = matches!(positions, Positions::Turned { .. });

@@ -3,7 +3,7 @@
 use device::{Backend, Constant, GateUpArgs, Linear, Norm, Projection, StepMetadata, Tensor};
 
 use super::{
-    config::{ProjectorConfig, ProjectorNorm, Regroup, TowerConfig},
+    config::{ProjectorConfig, ProjectorGate, ProjectorLayout, ProjectorNorm, Regroup, TowerConfig},
     grid::Grid,
     stored,
     weights::TowerWeights,
@@ -15,8 +15,14 @@ pub(crate) struct Projector {
     config: ProjectorConfig,
     norm: Option<Norm>,
     late_norm: Option<Norm>,
-    /// With its gate, if it has one.
-    layers: Vec<(Linear, Option<Linear>)>,
+    layers: Vec<Layer>,
+}
+
+/// A matrix with what its output is multiplied by, and its norm.
+struct Layer {
+    linear: Linear,
+    gate: Option<Linear>,
+    norm: Option<Norm>,
 }
 
 impl Projector {
@@ -27,8 +33,8 @@ impl Projector {
         tower: &TowerConfig,
     ) -> Result<Self, EngineError> {
         let first = &config.layers[0];
-        let place =
-            weights.place(places, &(if first.is_transposed { first.name.into() } else { format!("{}.weight", first.name) }))?;
+        let is_whole = first.layout == ProjectorLayout::Transposed;
+        let place = weights.place(places, &(if is_whole { first.name.into() } else { format!("{}.weight", first.name) }))?;
         let mut cols = config.regroup.columns(tower.hidden_size);
         let mut norm = |norm: &Option<ProjectorNorm>, len: usize| {
             let load = |norm: &ProjectorNorm| match norm.name {
@@ -41,15 +47,24 @@ impl Projector {
         let mut layers = Vec::with_capacity(config.layers.len());
         for layer in &config.layers {
             let (name, shape) = (format!("{place}{}", layer.name), [layer.out_features, cols]);
-            let [rows, cols_in] = shape;
-            layers.push(match (layer.is_gated, layer.is_transposed) {
-                (true, _) => {
-                    let mut half = |first| weights.rows_of_linear(&name, 2 * rows, first, [rows, cols_in]);
+            let [rows, _] = shape;
+            let (linear, gate) = match (layer.layout, layer.gate) {
+                (ProjectorLayout::Transposed, _) => (weights.transposed(&name, shape)?, None),
+                (ProjectorLayout::Convolution(side), _) => (weights.convolution(&name, shape, side)?, None),
+                (ProjectorLayout::Plain, ProjectorGate::None) => (weights.linear(&name, shape)?, None),
+                (ProjectorLayout::Plain, ProjectorGate::Named(gate)) => {
+                    (weights.linear(&name, shape)?, Some(weights.linear(&format!("{place}{gate}"), shape)?))
+                }
+                (ProjectorLayout::Plain, ProjectorGate::SecondHalf) => {
+                    let mut half = |first| weights.rows_of_linear(&name, 2 * rows, first, shape);
                     (half(0)?, Some(half(rows)?))
                 }
-                (false, true) => (weights.transposed(&name, shape)?, None),
-                (false, false) => (weights.linear(&name, shape)?, None),
-            });
+            };
+            let norm = layer
+                .norm
+                .as_ref()
+                .map(|norm| weights.norm(&format!("{place}{}", norm.name), rows, (norm.kind, norm.eps, norm.offset)));
+            layers.push(Layer { linear, gate, norm: norm.transpose()? });
             cols = layer.out_features;
         }
         Ok(Self { config: config.clone(), norm: early, late_norm: late, layers })
@@ -72,13 +87,20 @@ impl Projector {
 
     /// Vectors of rows of such a width, `[rows, out_features]`.
     pub(crate) fn project(&self, backend: &dyn Backend, mut rows: Vec<f32>, mut cols: usize) -> Result<Vec<f32>, EngineError> {
-        for ((linear, gate), config) in self.layers.iter().zip(&self.config.layers) {
+        for (Layer { linear, gate, norm }, config) in self.layers.iter().zip(&self.config.layers) {
             let num_rows = rows.len() / cols;
             let (x, mut out) = (stored(backend, &rows, cols)?, backend.alloc(num_rows, linear.out_features)?);
-            product(backend, &x, (linear, gate.as_ref()), config.activation, &mut out);
+            let in_phase = config.activation.filter(|_| norm.is_none());
+            product(backend, &x, (linear, gate.as_ref()), in_phase, &mut out);
             backend.fetch(&mut out);
             rows = out.as_slice().to_vec();
             cols = linear.out_features;
+            if let Some(norm) = norm {
+                rows.chunks_exact_mut(cols).for_each(|row| norm.apply(row));
+                if let Some(activation) = config.activation {
+                    rows.iter_mut().for_each(|value| *value = activation.apply(*value));
+                }
+            }
         }
         Ok(rows)
     }

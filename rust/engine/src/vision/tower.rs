@@ -170,6 +170,7 @@ impl Tower {
             | Positions::Fractions { side }
             | Positions::Resized { side }
             | Positions::Interpolated { side, .. }
+            | Positions::Cubic { side, .. }
             | Positions::Turned { side, .. } => {
                 let num = side * side + config.num_class_rows();
                 Some(weights.constant(&named(names.positions), &[num, hidden])?)
@@ -332,6 +333,13 @@ impl Tower {
             let position = &positions[index * row.len()..];
             row.iter_mut().zip(position).for_each(|(x, position)| *x += position * weight);
         };
+        let norm = |hidden: &mut Tensor| {
+            let Some(norm) = &self.pre_norm else { return };
+            (0..num_rows).for_each(|row| norm.apply(hidden.row_mut(row)));
+        };
+        if self.config.norms_first {
+            norm(hidden);
+        }
         let [of_class, of_patches] = self.config.first_positions();
         let mut row = 0;
         for (_, grid) in tiles {
@@ -347,8 +355,8 @@ impl Tower {
                 row += 1;
             }
         }
-        if let Some(norm) = &self.pre_norm {
-            (0..num_rows).for_each(|row| norm.apply(hidden.row_mut(row)));
+        if !self.config.norms_first {
+            norm(hidden);
         }
         backend.store(hidden);
     }

@@ -103,6 +103,14 @@ impl<'a> TowerWeights<'a> {
         self.keep(weight, &of_floats(&values, shape[0], shape[1])?, bias)
     }
 
+    /// A matrix that is stored as a convolution over squares of `side` by `side`, with its bias.
+    pub(crate) fn convolution(&mut self, name: &str, [rows, cols]: [usize; 2], side: usize) -> Result<Linear, EngineError> {
+        let weight = format!("{name}.weight");
+        let values = self.values(&weight, &[rows, cols / (side * side).max(1), side, side])?;
+        let bias = self.optional(&format!("{name}.bias"), rows)?;
+        self.keep(weight, &of_floats(&values, rows, cols)?, bias)
+    }
+
     /// A square matrix for heads whose rows that rotate together are neighbours in the file, with these half a head apart.
     pub(crate) fn unpaired(&mut self, name: &str, size: usize, num_heads: usize) -> Result<Linear, EngineError> {
         let half = size / num_heads / 2;

@@ -10,9 +10,13 @@ use crate::{
     model::{
         config::{DecoderConfig, Norms},
         fields::{Fields, GgufFields, HfFields},
+        rope::RopeAxes,
     },
     weights::Role,
 };
+
+/// Pairs that rotate by time, row and column, where a file does not say.
+const SECTIONS: [usize; 3] = [8, 12, 12];
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_types: &["glm4"],
@@ -33,6 +37,20 @@ pub(super) const FIRST: Architecture = Architecture {
         read_hf("glm", &fields.with_defaults(&usual))
     },
     from_gguf: no_gguf,
+};
+
+/// The language model of GLM-4.1V; of text alone it is a GLM 4.
+pub(super) const VL: Architecture = Architecture {
+    model_types: &["glm4v", "glm4v_text"],
+    class: "Glm4vForConditionalGeneration",
+    from_hf: |fields| {
+        let mut config = with_norms(fields.partly_rotated("glm4v", 1.0)?);
+        let usual = RopeAxes { sections: SECTIONS, takes_turns: false };
+        config.ropes[0].axes = Some(RopeAxes { takes_turns: false, ..fields.rope_axes()?.unwrap_or(usual) });
+        config.ropes[0].style = RopeStyle::Interleaved;
+        Ok(config.with_layers(|layer| layer.attention.qkv_bias = true))
+    },
+    ..ARCHITECTURE
 };
 
 fn read_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {

@@ -94,6 +94,7 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             olmo3::ARCHITECTURE,
             smollm3::ARCHITECTURE,
             glm4::ARCHITECTURE,
+            glm4::VL,
             granite::ARCHITECTURE,
             cohere::ARCHITECTURE,
             cohere2::ARCHITECTURE,

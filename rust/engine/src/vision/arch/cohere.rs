@@ -7,7 +7,7 @@ use crate::{
     EngineError,
     model::fields::Fields,
     vision::config::{
-        Placeholder, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig, VisionConfig,
+        Placeholder, Positions, ProjectorConfig, ProjectorGate, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig, VisionConfig,
     },
 };
 
@@ -26,7 +26,7 @@ fn siglip(reader: &Reader<'_, '_>, usual: [usize; 6], inner_size: usize) -> Resu
     }
     let first = ProjectorLayer {
         out_features: inner_size / 2,
-        is_gated: true,
+        gate: ProjectorGate::SecondHalf,
         activation: Some(Activation::Silu),
         ..reader.last("linear_1")
     };

@@ -29,14 +29,14 @@ const QWEN2: TowerNames = TowerNames {
     is_paired: false,
 };
 
-const QWEN2_5: TowerNames =
+pub(super) const QWEN2_5: TowerNames =
     TowerNames { gate: "blocks.*.mlp.gate_proj", up: "blocks.*.mlp.up_proj", down: "blocks.*.mlp.down_proj", ..QWEN2 };
 
 const QWEN3: TowerNames =
     TowerNames { positions: "pos_embed.weight", up: "blocks.*.mlp.linear_fc1", down: "blocks.*.mlp.linear_fc2", ..QWEN2 };
 
 /// Older checkpoints have the tower by itself, newer ones below `model`.
-const PLACES: Places =
+pub(super) const PLACES: Places =
     Places { tower: &["visual.", "model.visual."], projector: &["visual.merger.", "model.visual.merger."], newline: &[] };
 
 /// What Qwen2-VL and Qwen2.5-VL have in common: `hidden` is the width of the tower.
@@ -51,7 +51,7 @@ fn qwen(reader: &Reader<'_, '_>, architecture: &'static str, tower: TowerConfig)
 }
 
 /// A tower of Qwen's, of such a width.
-fn qwen_tower(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<TowerConfig, EngineError> {
+pub(super) fn qwen_tower(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<TowerConfig, EngineError> {
     let theta = reader.vision.child("rope_parameters")?.map(|rope| rope.number("rope_theta")).transpose()?.flatten();
     Ok(TowerConfig {
         hidden_size,
@@ -68,6 +68,7 @@ fn qwen_tower(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<TowerConfig
         positions: Positions::Rotary { theta: theta.unwrap_or(10_000.0), takes_turns: false },
         has_class: false,
         has_pre_norm: false,
+        norms_first: false,
         has_post_norm: false,
         windows: None,
         inner_norms: None,
