@@ -110,8 +110,10 @@ def make(name: str, config_file: Path) -> None:
     """A golden folder, after the model with such weights has answered."""
     import torch
     from safetensors.numpy import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
 
+    # Transformers has it for models that see alone.
+    AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
     torch.set_num_threads(1)
     config = json.loads(config_file.read_text())
     with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ use kernel_tests::{EmulatedDriver, Order};
 /// One that is dense, and one with experts.
 const CHUNKED: [&str; 2] = ["olmo3", "dots1"];
 /// What their kernels are asked for, no other golden asks for.
-const ON_CUDA: [&str; 2] = ["apertus", "jais2"];
+const ON_CUDA: [&str; 4] = ["afmoe", "apertus", "jais2", "mistral4"];
 
 fn names() -> Vec<String> {
     let mut names: Vec<_> =
