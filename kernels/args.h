@@ -109,13 +109,14 @@ struct LatentAttentionArgs {
 
 // latent_cache_*: the norm of latent vectors, rotation of them and of queries, the write of what is cached.
 struct LatentCacheArgs {
-    const float* query;             // [num_tokens, num_heads, nope_dim + rope_dim]
+    float* query;                   // [num_tokens, num_heads, nope_dim + rope_dim]; the former part of each is scaled
     const float* latent;            // [num_tokens, kv_rank + rope_dim]
     float* absorbed;                // [num_tokens, num_heads, rope_dim + kv_rank]; the first rope_dim of each are written
     const float* weight;            // [kv_rank], of the RMS norm
     const float* cos;               // [max_positions, rotary_dim / 2], or null for no rotation
     const float* sin;
     const uint32_t* rope_positions; // [num_tokens], rows of cos and sin
+    const uint32_t* positions;      // [num_tokens]
     const int64_t* slot_mapping;    // [num_tokens], block_id * block_size + offset; -1: not written
     uint8_t* plane;
     uint64_t block_bytes;
@@ -123,6 +124,9 @@ struct LatentCacheArgs {
     uint32_t rotary_dim;            // even, at most rope_dim
     uint32_t interleaved;           // as of RopeAndCacheArgs
     float eps;
+    uint32_t scale_length, scale_offset; // as of RopeAndCacheArgs, of both parts of queries
+    float scale_beta;
+    uint32_t reserved;
 };
 
 // The parts of one row: first_part, first_part + part_stride, ...

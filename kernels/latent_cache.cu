@@ -2,6 +2,7 @@
 //
 //   latent [kv_rank | rope_dim]  ->  norm of the former, rotation of the latter  ->  the slot's vector, [rope_dim | kv_rank]
 //   query of each head [nope_dim | rope_dim]  ->  rotation of the latter  ->  absorbed [rope_dim | kv_rank], its first part
+//   both parts of a query times the scale of its position, where there is one
 //
 //   CTA: one token. What is missing of `absorbed` is a product with nope_dim.
 //
@@ -32,10 +33,19 @@ template <class T>
 __device__ void latent_cache(const LatentCacheArgs& args) {
     SHARED_MEMORY(shared);
     const unsigned token = blockIdx.x, width = args.rope_dim + args.kv_rank;
+    float factor = 1.0f;
+    if (args.scale_length) {
+        const float steps = float((args.positions[token] + args.scale_offset) / args.scale_length);
+        factor += args.scale_beta * logf(1.0f + steps);
+        for (unsigned at = threadIdx.x; at < args.num_heads * args.nope_dim; at += THREADS) {
+            const size_t head = size_t(token) * args.num_heads + at / args.nope_dim;
+            args.query[head * (args.nope_dim + args.rope_dim) + at % args.nope_dim] *= factor;
+        }
+    }
     for (unsigned at = threadIdx.x; at < args.num_heads * args.rope_dim; at += THREADS) {
         const size_t head = size_t(token) * args.num_heads + at / args.rope_dim;
         const float* query = args.query + head * (args.nope_dim + args.rope_dim) + args.nope_dim;
-        args.absorbed[head * width + at % args.rope_dim] = rotated(args, query, at % args.rope_dim, token);
+        args.absorbed[head * width + at % args.rope_dim] = factor * rotated(args, query, at % args.rope_dim, token);
     }
     const int64_t slot = args.slot_mapping[token];
     if (slot < 0) return;

@@ -2,6 +2,8 @@
 
     python tests/drawn.py NAME CONFIG    makes tests/data/golden/drawn/NAME of a config.json, by Transformers
     python tests/drawn.py --pack         packs all of tests/data/golden/drawn into drawn.tar.xz
+
+The first needs torch and Transformers.
 """
 
 from __future__ import annotations
@@ -110,14 +112,18 @@ def make(name: str, config_file: Path) -> None:
     """A golden folder, after the model with such weights has answered."""
     import torch
     from safetensors.numpy import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
 
+    # Transformers has it for models that see alone.
+    AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
     torch.set_num_threads(1)
     config = json.loads(config_file.read_text())
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         shapes = shapes_of(AutoConfig.from_pretrained(folder))
-        save_file({name: drawn_weight(name, shape) for name, shape in shapes.items()}, f"{folder}/model.safetensors", {"format": "pt"})
+        save_file(
+            {name: drawn_weight(name, shape) for name, shape in shapes.items()}, f"{folder}/model.safetensors", {"format": "pt"}
+        )
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )

@@ -26,9 +26,12 @@ from common import (
     save_model,
     text_families,
 )
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
 
 from mistral_paged import CompletionRequest, Runner, Which
+
+# Transformers has it for models that see alone.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 
 def families() -> list[str]:
@@ -84,6 +87,7 @@ CHOICES: dict[str, Sequence[Any]] = {
     "moe_layer_interval": (1, 1, 2),
     "num_shared_experts": (1, 2, 3),
     "router_scaling_factor": (1.0, 2.5, 0.7),
+    "route_scale": (1.0, 2.5, 0.7),
 }
 """What is drawn for a key that a family's configuration has, other than as null."""
 
@@ -96,6 +100,8 @@ SWITCHES = {
     "use_expert_bias": 0.5,
     "use_qk_norm": 0.6,
     "use_bias": 0.7,
+    "mup_enabled": 0.5,
+    "use_post_norm": 0.7,
     "qkv_bias": 0.6,
     "lm_head_bias": 0.5,
     "qk_layernorm": 0.5,
@@ -107,6 +113,8 @@ SWITCHES = {
 """How often such a key is true."""
 
 FIXED = {
+    # Its gate would have none.
+    "afmoe": {"attention_bias"},
     "apertus": {"mlp_bias"},
     "deepseek_v2": {"norm_topk_prob", "mlp_bias"},
     "gemma": {"tie_word_embeddings", "attention_bias"},

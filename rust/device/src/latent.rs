@@ -9,7 +9,7 @@
 //!           each head [rope | kv_rank], of which the latter -> value_up -> [v_dim]
 //! ```
 
-use crate::{AttentionParams, CacheEngine, Linear, Norm, RopeTable, StepMetadata, Tensor};
+use crate::{AttentionParams, CacheEngine, Linear, Norm, QueryScale, RopeTable, StepMetadata, Tensor};
 
 /// Weights of a layer's latent attention, up to the output projection.
 pub struct LatentAttention {
@@ -67,6 +67,8 @@ pub struct LatentArgs<'a> {
     pub weights: &'a LatentAttention,
     /// Rotation of what rotates.
     pub rope: Option<&'a RopeTable>,
+    /// What queries are multiplied by in the end.
+    pub q_scale: Option<QueryScale>,
     /// The KV storage.
     pub cache: &'a CacheEngine,
     /// Which entry of [`KvCacheSpec::layers`](crate::KvCacheSpec::layers).

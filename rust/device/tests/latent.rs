@@ -5,7 +5,7 @@ mod common;
 use common::{Rng, isas, load, weight};
 use device::{
     AttentionParams, Backend, Device, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases,
-    LatentQuery, Norm, NormKind, Precision, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView,
+    LatentQuery, Norm, NormKind, Precision, QueryScale, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView,
     cpu::{CpuBackend, ReferenceBackend},
 };
 
@@ -112,8 +112,10 @@ impl Problem {
             hidden.as_mut_slice().copy_from_slice(&rows.concat());
             let mut out = Tensor::new(rows.len(), HEADS * value).unwrap();
             let (norm, rope) = (Some(&self.norms[0]), Some(&self.rope));
+            let q_scale = self.shape.q_rank.map(|_| QueryScale { beta: 0.3, length: 7, offset: 1 });
+            let cache = &cache;
             let args =
-                LatentArgs { hidden: &hidden, norm, weights: &weights, rope, cache: &cache, layer: 1, params, out: &mut out };
+                LatentArgs { hidden: &hidden, norm, weights: &weights, rope, q_scale, cache, layer: 1, params, out: &mut out };
             phases.latent_attention(args, &step);
             all.extend_from_slice(&out.as_slice()[..chunk * HEADS * value]);
             done = range.end;

@@ -381,9 +381,9 @@ fn architectures_are_found_or_refused_with_the_list() {
          ministral3, hunyuan_v1_dense, ministral, vaultgemma, glm, seed_oss, ernie4_5, exaone4, helium, nemotron, arcee, \
          jais2, apertus, granite_swa, hyperclovax, iquestcoder, cwm; mixtures of experts: mixtral, qwen2_moe, qwen3_moe, \
          qwen3_vl_moe, granitemoe, phimoe, glm4_moe, hunyuan_v1_moe, gpt_oss, llama4_text, ernie4_5_moe, exaone_moe, granitemoe_swa, \
-         dots1, solar_open, hy_v3, olmoe, flex_olmo, minimax_m2, mellum, flint, sarvam_moe; latent attention: deepseek_v2, \
-         deepseek_v3, glm4_moe_lite, youtu, sarvam_mla; recurrent layers: lfm2, lfm2_moe, granitemoehybrid, qwen3_next, \
-         qwen3_5_text, qwen3_5_moe_text";
+         dots1, solar_open, hy_v3, olmoe, flex_olmo, minimax_m2, mellum, flint, sarvam_moe, afmoe; latent attention: \
+         deepseek_v2, deepseek_v3, glm4_moe_lite, youtu, sarvam_mla, mistral4; recurrent layers: lfm2, lfm2_moe, \
+         granitemoehybrid, qwen3_next, qwen3_5_text, qwen3_5_moe_text";
     for (expected, found, words) in [
         (None, hf(Some("mamba")), vec!["`mamba`"]),
         (None, Found::Gguf("bert"), vec!["`bert`"]),

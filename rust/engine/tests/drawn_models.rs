@@ -15,13 +15,13 @@ use device::{
     cpu::{CpuBackend, Isa, ReferenceBackend},
     cuda::CudaBackend,
 };
-use engine::{model::config::FfnConfig, model_runner::ModelRunner};
+use engine::{Engine, EngineConfig, MemoryGpuConfig, model::config::FfnConfig, model_runner::ModelRunner};
 use kernel_tests::{EmulatedDriver, Order};
 
 /// Some that are dense, and some with experts.
 const CHUNKED: [&str; 4] = ["dots1", "gemma4", "gemma4-moe", "olmo3"];
 /// What their kernels are asked for, no other golden asks for.
-const ON_CUDA: [&str; 2] = ["apertus", "jais2"];
+const ON_CUDA: [&str; 4] = ["afmoe", "apertus", "jais2", "mistral4"];
 
 fn names() -> Vec<String> {
     let mut names: Vec<_> =
@@ -105,4 +105,19 @@ fn cuda_backend_agrees_with_drawn_goldens() {
             });
         }
     });
+}
+
+#[test]
+fn the_plan_of_drawn_models_is_what_is_loaded() {
+    let mut config = EngineConfig { max_num_seqs: 2, max_num_batched_tokens: 64, ..EngineConfig::default() };
+    config.paged_attention.mem_gpu = Some(MemoryGpuConfig::ContextSize(100));
+    for name in names() {
+        let (_folder, source) = drawn::model(&name);
+        let plan = Engine::memory_plan(&source, &config, None).unwrap();
+        let engine = Engine::load(&source, &config, &|_| ()).unwrap();
+        let (planned, loaded) = (plan.devices[0], engine.memory_ledger().devices[0]);
+        assert_eq!(planned.weights, engine.weight_bytes(), "{name}");
+        assert_eq!(planned.kv_cache, engine.kv_cache_bytes(), "{name}");
+        assert_eq!(planned.resident(), loaded.resident(), "{name}");
+    }
 }

@@ -109,6 +109,8 @@ fn what_is_not_computed_is_refused_by_name() {
         ("granite_swa", json!({"layer_types": ["mamba", "mamba", "mamba"]}), "`layer_types` has `mamba`"),
         ("exaone4", json!({"layer_types": "absent"}), "`sliding_window_pattern` is \"LLLG\""),
         ("hy_v3", json!({"mlp_layer_types": ["thin", "thin", "thin"]}), "`mlp_layer_types` has `thin`"),
+        ("afmoe", json!({"score_func": "softmax"}), "`score_func` is \"softmax\"; implemented: \"sigmoid\""),
+        ("afmoe", json!({"attention_bias": true}), "`attention_bias` is true"),
         ("apertus", json!({"hidden_act": "mish"}), "`hidden_act` is `mish`"),
         ("apertus", json!({"mlp_bias": true}), "`mlp_bias` is true"),
     ] {

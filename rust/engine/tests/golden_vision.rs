@@ -21,7 +21,7 @@ use engine::{
 use kernel_tests::{EmulatedDriver, Order};
 use serde::Deserialize;
 
-const MODELS: [&str; 19] = [
+const MODELS: [&str; 20] = [
     "llava",
     "llava_next",
     "idefics2",

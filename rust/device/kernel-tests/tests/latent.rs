@@ -2,8 +2,8 @@
 
 use device::{
     AttentionParams, Backend, CacheEngine, DType, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, LatentArgs,
-    LatentAttention, LatentQuery, Linear, LinearOptions, Norm, NormKind, Precision, RopeStyle, RopeTable, StepMetadata, Tensor,
-    WeightView,
+    LatentAttention, LatentQuery, Linear, LinearOptions, Norm, NormKind, Precision, QueryScale, RopeStyle, RopeTable,
+    StepMetadata, Tensor, WeightView,
     cpu::ReferenceBackend,
     cuda::CudaBackend,
     kernel_args::{AttentionMerge, AttentionMergeArgs, AttentionWork, LatentAttentionArgs, LatentCacheArgs},
@@ -388,6 +388,7 @@ impl Fill {
             rotary_dim: self.rotary_dim as u32,
             interleaved: u32::from(self.style == RopeStyle::Interleaved),
             eps: 1e-5,
+            ..LatentCacheArgs::default()
         };
         Kernel::named(&format!("latent_cache_{}", cache_name(dtype))).launch([self.slots.len(), 1, 1], &args, order);
         (plane.values(), absorbed.values())
@@ -573,7 +574,9 @@ impl Layer {
             let x = tensor(backend, &hidden, HIDDEN);
             let mut out: Tensor = backend.alloc(count, self.num_heads * value).unwrap();
             let (norm, rope) = (Some(&self.norms[0]), Some(&self.rope));
-            let args = LatentArgs { hidden: &x, norm, weights: &weights, rope, cache: &cache, layer: 1, params, out: &mut out };
+            let q_scale = self.q_rank.map(|_| QueryScale { beta: 0.3, length: 7, offset: 1 });
+            let args =
+                LatentArgs { hidden: &x, norm, weights: &weights, rope, q_scale, cache: &cache, layer: 1, params, out: &mut out };
             backend.latent_phases().unwrap().latent_attention(args, &step);
             all.extend(fetched(backend, out));
         }

@@ -50,7 +50,7 @@ pub fn latent_attention(
     args: LatentArgs<'_>,
     step: &StepMetadata,
 ) {
-    let LatentArgs { hidden, norm, weights, rope, cache, layer, params, out } = args;
+    let LatentArgs { hidden, norm, weights, rope, q_scale, cache, layer, params, out } = args;
     let (rows, num_heads) = (hidden.rows(), params.num_heads);
     let (kv_rank, rope_dim, nope_dim) = (weights.kv_rank(), weights.rope_dim(), weights.nope_dim());
     let width = rope_dim + kv_rank;
@@ -92,7 +92,7 @@ pub fn latent_attention(
             absorbed.row_mut(row)[head * width + rope_dim..(head + 1) * width].copy_from_slice(wide.row(row));
         }
     }
-    let (q_norm, k_norm, norms_last, q_scale) = (None, None, false, None);
+    let (q_norm, k_norm, norms_last) = (None, None, false);
     let kv = Some((&mut *key, None));
     let isa = context.isa;
     let args = RopeArgs { q: absorbed, kv, q_norm, k_norm, v_norm: None, norms_last, q_scale, rope, cache, layer };

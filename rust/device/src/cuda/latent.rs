@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     AttentionParams, CacheEngine, KvDType, LatentArgs, LatentAttention, LatentPhases, LatentQuery, Linear, Mask, Norm, NormKind,
-    Precision, RopeStyle, RopeTable, StepMetadata, Tensor, WorkspaceShape,
+    Precision, QueryScale, RopeStyle, RopeTable, StepMetadata, Tensor, WorkspaceShape,
     kernel_args::{AttentionMergeArgs, DevicePtr, ElementType, LatentAttentionArgs, LatentCacheArgs},
 };
 
@@ -104,7 +104,7 @@ struct LatentCache<'a> {
 
 impl CudaBackend {
     fn try_latent_attention(&self, args: LatentArgs<'_>, step: &StepMetadata) -> Result<(), CudaError> {
-        let LatentArgs { hidden, norm, weights, rope, cache, layer, params, out } = args;
+        let LatentArgs { hidden, norm, weights, rope, q_scale, cache, layer, params, out } = args;
         let (count, dims) = (hidden.rows(), Dims::of(weights, params.num_heads));
         assert_eq!([weights.key_up.len(), weights.value_up.len()], [dims.num_heads; 2], "heads of the weights");
         assert_eq!((params.num_kv_heads, params.head_dim), (1, dims.width()), "the absorbed form");
@@ -126,7 +126,7 @@ impl CudaBackend {
         self.project(state, (hidden, norm), weights, [query, latent])?;
         let cache = LatentCache { cache, layer, dims };
         let kv_norm = &weights.kv_norm;
-        cache.fill(self.driver(), &state.lists, &mut state.constants, (kv_norm, rope), [query, latent, absorbed])?;
+        cache.fill(self.driver(), &state.lists, &mut state.constants, (kv_norm, rope, q_scale), [query, latent, absorbed])?;
         // SAFETY: the buffers were made for the heads of the checked widths.
         unsafe {
             let x = HeadColumns { rows: query, first: 0, width: dims.q_width() };
@@ -168,13 +168,13 @@ impl CudaBackend {
 }
 
 impl LatentCache<'_> {
-    /// Norms and rotates what is cached, and rotates queries.
+    /// Norms and rotates what is cached, and rotates and scales queries.
     fn fill(
         self,
         driver: &Arc<dyn Driver>,
         lists: &StepLists,
         constants: &mut Constants,
-        (norm, rope): (&Norm, Option<&RopeTable>),
+        (norm, rope, q_scale): (&Norm, Option<&RopeTable>, Option<QueryScale>),
         [query, latent, absorbed]: [Rows; 3],
     ) -> Result<(), CudaError> {
         assert!(norm.kind == NormKind::Rms && norm.bias.is_none(), "an RMS norm of the latent vector");
@@ -184,7 +184,7 @@ impl LatentCache<'_> {
         let (plane, block_bytes) = attention::blocks(self.cache).latent_layer(spec, layer);
         let mut table = |of: fn(&RopeTable) -> &crate::Constant| rope.map_or(Ok(0), |rope| constants.of(driver, of(rope)));
         let (cos, sin) = (table(|rope| &rope.cos)?, table(|rope| &rope.sin)?);
-        let [_, rope_positions] = lists.positions();
+        let [positions, rope_positions] = lists.positions();
         let args = LatentCacheArgs {
             query: query.at,
             latent: latent.at,
@@ -193,6 +193,7 @@ impl LatentCache<'_> {
             cos,
             sin,
             rope_positions,
+            positions,
             slot_mapping: lists.group(layer.group).slot_mapping,
             plane,
             block_bytes: block_bytes as u64,
@@ -204,6 +205,10 @@ impl LatentCache<'_> {
             rotary_dim: rope.map_or(0, |rope| rope.rotary_dim) as u32,
             interleaved: u32::from(rope.is_some_and(|rope| rope.style == RopeStyle::Interleaved)),
             eps: norm.eps,
+            scale_length: q_scale.map_or(0, |scale| scale.length),
+            scale_offset: q_scale.map_or(0, |scale| scale.offset),
+            scale_beta: q_scale.map_or(0.0, |scale| scale.beta),
+            reserved: 0,
         };
         let kernel = Kernel::named(&format!("latent_cache_{}", kv_suffix(spec.dtype)))?;
         // SAFETY: the buffers have a row for each token, and the tables a row for each position; slots lie in the plane.

@@ -285,6 +285,7 @@ fn attend_latent(backend: &CudaBackend, dtype: KvDType) {
     backend.begin_step(&step);
     let params = AttentionParams { scale: 1.0, ..AttentionParams::new([2, 1, width], Precision::Fast) };
     let (norm, rope) = (Some(&norm(WIDTH)), None);
-    let args = LatentArgs { hidden: &hidden, norm, weights: &weights, rope, cache: &cache, layer: 0, params, out: &mut out };
+    let (q_scale, cache) = (None, &cache);
+    let args = LatentArgs { hidden: &hidden, norm, weights: &weights, rope, q_scale, cache, layer: 0, params, out: &mut out };
     backend.latent_attention(args, &step);
 }

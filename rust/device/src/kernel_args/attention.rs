@@ -136,6 +136,7 @@ pub struct LatentCacheArgs {
     pub cos: DevicePtr,
     pub sin: DevicePtr,
     pub rope_positions: DevicePtr,
+    pub positions: DevicePtr,
     pub slot_mapping: DevicePtr,
     pub plane: DevicePtr,
     pub block_bytes: u64,
@@ -147,6 +148,10 @@ pub struct LatentCacheArgs {
     pub rotary_dim: u32,
     pub interleaved: u32,
     pub eps: f32,
+    pub scale_length: u32,
+    pub scale_offset: u32,
+    pub scale_beta: f32,
+    pub reserved: u32,
 }
 
 /// The parts of one row: first_part, first_part + part_stride, ...

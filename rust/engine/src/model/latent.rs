@@ -70,6 +70,7 @@ impl Latent {
             norm,
             weights: &self.weights,
             rope: self.config.rope.map(|rope| &cx.run.ropes[rope]),
+            q_scale: self.config.q_scale,
             cache: cx.run.cache,
             layer: cx.layer,
             params: AttentionParams { num_heads, num_kv_heads, head_dim, scale, mask, window, chunk, softcap, precision },

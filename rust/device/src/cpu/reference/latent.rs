@@ -6,7 +6,7 @@ use super::{ReferenceBackend, StoredLinear, norm_row, normed, products, rotate};
 
 impl LatentPhases for ReferenceBackend {
     fn latent_attention(&self, args: LatentArgs<'_>, step: &StepMetadata) {
-        let LatentArgs { hidden, norm, weights, rope, cache, layer, params, out } = args;
+        let LatentArgs { hidden, norm, weights, rope, q_scale, cache, layer, params, out } = args;
         let (kv_rank, rope_dim, nope_dim) = (weights.kv_rank(), weights.rope_dim(), weights.nope_dim());
         let product = |x: &[f32], linear: &Linear| products(x, linear, &step.adapters);
         let input = normed(hidden, norm);
@@ -61,6 +61,11 @@ impl LatentPhases for ReferenceBackend {
                 for token in step.query_start_loc[request] as usize..step.query_start_loc[request + 1] as usize {
                     let mut query = queries[(token * params.num_heads + head) * q_width..][..q_width].to_vec();
                     turn(token, &mut query[nope_dim..]);
+                    if let Some(scale) = q_scale {
+                        for x in &mut query {
+                            *x *= scale.factor(step.positions[token]);
+                        }
+                    }
                     let last = step.positions[token] as usize;
                     let score = |at: usize| {
                         let nope: f64 = query[..nope_dim].iter().zip(&keys[at]).map(|(q, k)| f64::from(*q) * k).sum();

@@ -93,7 +93,7 @@ fn from_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderC
 }
 
 /// Latent attention in layers that are dense yet.
-fn read_latent(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+pub(super) fn read_latent(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let bias = fields.flag("attention_bias")?.unwrap_or(false);
     let keys = ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"];
     let [kv_rank, nope_dim, rope_dim, v_dim] = keys.map(|key| fields.required_size(key));

@@ -35,7 +35,8 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
         .map_err(|why| fields.error(key, why))
 }
 
-fn with_scale(config: DecoderConfig, beta: Option<f64>, length: Option<usize>) -> Result<DecoderConfig, &'static str> {
+/// With a scale of queries that grows by that, if there is one.
+pub(super) fn with_scale(config: DecoderConfig, beta: Option<f64>, length: Option<usize>) -> Result<DecoderConfig, &'static str> {
     let Some(beta) = beta.filter(|beta| *beta != 0.0) else { return Ok(config) };
     let length = length.ok_or("is there without the original context length")?;
     let scale = QueryScale { beta: beta as f32, length: length as u32, offset: 0 };

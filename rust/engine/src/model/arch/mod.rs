@@ -1,5 +1,6 @@
 //! Architectures: each maps its configuration to the one decoder.
 
+mod afmoe;
 mod apertus;
 mod cohere;
 mod cohere2;
@@ -29,6 +30,7 @@ mod llama4;
 mod minimax_m2;
 mod ministral3;
 mod mistral;
+mod mistral4;
 mod mixtral;
 mod nemotron;
 mod olmo2;
@@ -142,9 +144,13 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             qwen3_moe::MELLUM,
             flint::ARCHITECTURE,
             dots1::SARVAM,
+            afmoe::ARCHITECTURE,
         ],
     ),
-    ("latent attention", &[deepseek::V2, deepseek::V3, deepseek::GLM4_MOE_LITE, deepseek::YOUTU, deepseek::SARVAM_MLA]),
+    (
+        "latent attention",
+        &[deepseek::V2, deepseek::V3, deepseek::GLM4_MOE_LITE, deepseek::YOUTU, deepseek::SARVAM_MLA, mistral4::ARCHITECTURE],
+    ),
     (
         "recurrent layers",
         &[

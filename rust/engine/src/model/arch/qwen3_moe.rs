@@ -65,9 +65,11 @@ fn read_gguf(architecture: &'static str, fields: &GgufFields<'_>) -> Result<Deco
 }
 
 fn read_mellum(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    // Transformers writes the number of experts under another name.
+    let num_experts = fields.value("num_local_experts").unwrap_or(json!(64));
     let fields = fields.with_defaults(&json!({
-        "head_dim": 128, "num_key_value_heads": 4, "sliding_window": 1024, "moe_intermediate_size": 896, "num_experts": 64,
-        "num_experts_per_tok": 8, "norm_topk_prob": true,
+        "head_dim": 128, "num_key_value_heads": 4, "sliding_window": 1024, "moe_intermediate_size": 896,
+        "num_experts": num_experts, "num_experts_per_tok": 8, "norm_topk_prob": true,
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 500_000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},

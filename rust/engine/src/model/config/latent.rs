@@ -36,10 +36,8 @@ impl LatentConfig {
             return Err("latent attention has one key and value head, as wide as what rotates and its rank".into());
         }
         let others = [attention.window.is_some(), attention.chunk.is_some(), attention.shared_kv.is_some(), attention.has_sinks];
-        if others.contains(&true) || attention.qk_norm.is_some() || attention.q_scale.is_some() {
-            return Err(
-                "latent attention sees all tokens, and has neither norms of heads, nor scales of queries, nor sinks".into()
-            );
+        if others.contains(&true) || attention.qk_norm.is_some() {
+            return Err("latent attention sees all tokens, and has neither norms of heads nor sinks".into());
         }
         Ok(())
     }
