@@ -188,11 +188,15 @@ INPUTS_FIRST = {"gpt_oss", "llama4_text"}
 """Families whose experts lie with their inputs before their outputs."""
 
 
+LOADED_BUFFERS = ("bias", "layer_scalar", "std_scale", "put_min", "put_max")
+"""Those that checkpoints have."""
+
+
 def fill(model: Any, case: Case) -> None:
     """Draws every weight, and biases and factors that are buffers, so that no part of the model is without effect."""
     gain = case.random.choice([0.8, 1.2, 1.6])
     inputs_first = model.config.get_text_config().model_type in INPUTS_FIRST
-    buffers = [(name, buffer) for name, buffer in model.named_buffers() if "bias" in name or "layer_scalar" in name]
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if any(part in name for part in LOADED_BUFFERS)]
     for name, weight in [*model.named_parameters(), *buffers]:
         noise = torch.randn(weight.shape, generator=case.generator)
         weight.data.copy_(drawn_weight(name, weight.data, noise, gain, inputs_first))
@@ -202,7 +206,10 @@ def drawn_weight(name: str, weight: torch.Tensor, noise: torch.Tensor, gain: flo
     """The values of one weight, of a size that suits its part in the model."""
     if name.endswith(("A_log", "dt_bias")):
         return weight + 0.3 * noise
-    if name.endswith((".D", "layer_scalar", "router.scale", "per_expert_scale")):
+    if name.endswith(("put_min", "put_max")):
+        # Bounds that some values are beyond.
+        return (1.5 + 0.5 * noise.abs()) * (1 if name.endswith("max") else -1)
+    if name.endswith((".D", "layer_scalar", "std_scale", "router.scale", "per_expert_scale")):
         return 1 + 0.3 * noise
     if ("norm" in name or "ln" in name) and name.endswith("weight") and weight.dim() <= 2:
         return weight + 0.2 * noise

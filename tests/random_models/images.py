@@ -47,6 +47,7 @@ ENCODER_HEAD_WIDTHS = [8, 12, 16, 24, 64]
 TURNED_ENCODER_HEAD_WIDTHS = [8, 16, 32, 64]
 """Where an encoder turns its heads, in quarters."""
 TURNED_ENCODERS = {
+    "gemma4_vision",
     "glm4v",
     "llama4_vision",
     "mistral3",
@@ -58,10 +59,11 @@ TURNED_ENCODERS = {
     "qwen3_5_vision",
     "qwen3_5_moe_vision",
 }
-ALWAYS_TIED = {"gemma3_vision", "aya_vision", "cohere2_vision"}
+ALWAYS_TIED = {"gemma3_vision", "gemma4_vision", "aya_vision", "cohere2_vision"}
 
 TOKEN_KINDS = {
     "gemma3_vision": "token_type_ids",
+    "gemma4_vision": "mm_token_type_ids",
     "qwen2_vl": "mm_token_type_ids",
     "qwen2_5_vl": "mm_token_type_ids",
     "qwen3_vl": "mm_token_type_ids",
@@ -77,7 +79,7 @@ OVER_TORCHVISION = {"cohere2_vision", "lfm2_vl", "llama4_vision"}
 """Whose processors there are over torchvision alone."""
 ALWAYS_CUT = {"aya_vision", "internvl"}
 """Whose processors ask those of images for tiles."""
-NOT_OF_THE_MODEL = {"num_crops", "num_patches", "aspect_ratios"}
+NOT_OF_THE_MODEL = {"num_crops", "num_patches", "num_soft_tokens_per_image", "aspect_ratios"}
 NOT_OF_LFM2_VL = {"image_rows", "image_cols", "image_sizes"}
 
 SQUARES_OF_PATCHES = (28, 42, 56)
@@ -196,6 +198,17 @@ def draw_gemma3(case: Case, config: Config, processor: Config) -> None:
     config["mm_tokens_per_image"] = processor["image_seq_length"] = processor["image_processor"]["image_seq_length"] = side * side
 
 
+def draw_gemma4(case: Case, config: Config, images: Config) -> None:
+    """How large patches and squares of them are, how many tokens an image is at most, and whether its rows see each other."""
+    rng, vision = case.random, config["vision_config"]
+    patch, square = rng.choice([4, 6]), rng.choice([1, 2, 3])
+    vision |= {"patch_size": patch, "pooling_kernel_size": square, "position_embedding_size": 140 * square}
+    vision |= {"num_key_value_heads": vision["num_attention_heads"], "standardize": rng.random() < 0.5}
+    vision["use_clipped_linears"] = rng.random() < 0.5
+    config["text_config"]["use_bidirectional_attention"] = rng.choice([None, "vision"])
+    images |= {"patch_size": patch, "pooling_kernel_size": square, "max_soft_tokens": rng.choice([70, 140])}
+
+
 def draw_idefics2(case: Case, config: Config, _processor: Config) -> None:
     """The resampler between encoder and decoder."""
     rng, kv_heads = case.random, case.random.choice([1, 2])
@@ -272,6 +285,7 @@ DRAWS: dict[str, Callable[[Case, Config, Config], None]] = {
     "mistral3": draw_mistral3,
     "pixtral": draw_mistral3,
     "gemma3_vision": draw_gemma3,
+    "gemma4_vision": draw_gemma4,
     "idefics2": draw_idefics2,
     "lfm2_vl": draw_lfm2_vl,
     "llama4_vision": draw_llama4,
