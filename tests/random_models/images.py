@@ -201,7 +201,7 @@ def draw_gemma3(case: Case, config: Config, processor: Config) -> None:
 def draw_gemma4(case: Case, config: Config, images: Config) -> None:
     """How large patches and squares of them are, how many tokens an image is at most, and whether its rows see each other."""
     rng, vision = case.random, config["vision_config"]
-    patch, square = rng.choice([4, 6]), rng.choice([1, 2, 3])
+    patch, square = rng.choice([4, 6]), rng.choice([2, 3])
     vision |= {"patch_size": patch, "pooling_kernel_size": square, "position_embedding_size": 140 * square}
     vision |= {"num_key_value_heads": vision["num_attention_heads"], "standardize": rng.random() < 0.5}
     vision["use_clipped_linears"] = rng.random() < 0.5
