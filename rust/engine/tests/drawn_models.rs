@@ -75,7 +75,9 @@ fn drawn_models_have_the_same_bits_in_chunks_and_beside_others() {
         while left.iter().any(|n| *n > 0) {
             let work: Vec<_> = left.iter().enumerate().filter(|(_, n)| **n > 0).map(|(i, n)| (i, (*n).min(3 + 4 * i))).collect();
             harness.step(&work);
-            work.into_iter().for_each(|(i, n)| left[i] -= n);
+            for (i, n) in work {
+                left[i] -= n;
+            }
         }
         for (i, case) in cases.iter().enumerate() {
             let beside = harness.finish(i, 1);
