@@ -98,7 +98,9 @@ impl Projector {
             if let Some(norm) = norm {
                 rows.chunks_exact_mut(cols).for_each(|row| norm.apply(row));
                 if let Some(activation) = config.activation {
-                    rows.iter_mut().for_each(|value| *value = activation.apply(*value));
+                    for value in &mut rows {
+                        *value = activation.apply(*value);
+                    }
                 }
             }
         }
