@@ -138,7 +138,6 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "model.norm" => "output_norm",
         "lm_head" => "output",
         "input_layernorm" | "attention_layernorm" => "attn_norm",
-        "feedforward_layernorm" => "ffn_norm",
         "self_attn.q_proj" => "attn_q",
         "self_attn.k_proj" => "attn_k",
         "self_attn.v_proj" => "attn_v",
@@ -146,7 +145,7 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "self_attn.q_norm" => "attn_q_norm",
         "self_attn.k_norm" => "attn_k_norm",
         "post_attention_layernorm" if has_norms_after => "post_attention_norm",
-        "post_attention_layernorm" => "ffn_norm",
+        "feedforward_layernorm" | "post_attention_layernorm" => "ffn_norm",
         "post_feedforward_layernorm" => "post_ffw_norm",
         "mlp.gate_proj" => "ffn_gate",
         "mlp.up_proj" => "ffn_up",
@@ -235,6 +234,12 @@ fn write(file: &File, config: &Value, path: &Path) {
     }
     let shapes = std::fs::read(golden_dir().join("drawn").join(file.golden).join("tensors.json")).unwrap();
     let shapes: BTreeMap<String, Vec<usize>> = serde_json::from_slice(&shapes).unwrap();
+    if file.golden == "exaone4" {
+        // Which the other family with windows leaves out.
+        let kinds = config["layer_types"].as_array().unwrap();
+        let is_sliding: Vec<u8> = kinds.iter().map(|kind| u8::from(kind == "sliding_attention")).collect();
+        gguf = gguf.array(&key("attention.sliding_window_pattern"), BOOL, is_sliding.len() as u64, &is_sliding);
+    }
     // Numbers of activations are lists of the metadata.
     for part in ["alpha_p", "alpha_n", "beta", "eps"] {
         let of_layers = shapes.keys().filter(|name| name.ends_with(&format!("act_fn.{part}")));
