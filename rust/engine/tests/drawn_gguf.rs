@@ -52,7 +52,8 @@ const PLAIN: File = File {
     num_cases: 2,
 };
 
-const FILES: [File; 10] = [
+const FILES: [File; 11] = [
+    File { golden: "apertus", architecture: "apertus", ..PLAIN },
     File { golden: "seed_oss", architecture: "seed_oss", has_norms_after: true, ..PLAIN },
     File { golden: "ernie4_5", architecture: "ernie4_5", ..PLAIN },
     File {
@@ -136,7 +137,7 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "model.embed_tokens" => "token_embd",
         "model.norm" => "output_norm",
         "lm_head" => "output",
-        "input_layernorm" => "attn_norm",
+        "input_layernorm" | "attention_layernorm" => "attn_norm",
         "self_attn.q_proj" => "attn_q",
         "self_attn.k_proj" => "attn_k",
         "self_attn.v_proj" => "attn_v",
@@ -144,7 +145,7 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "self_attn.q_norm" => "attn_q_norm",
         "self_attn.k_norm" => "attn_k_norm",
         "post_attention_layernorm" if has_norms_after => "post_attention_norm",
-        "post_attention_layernorm" => "ffn_norm",
+        "feedforward_layernorm" | "post_attention_layernorm" => "ffn_norm",
         "post_feedforward_layernorm" => "post_ffw_norm",
         "mlp.gate_proj" => "ffn_gate",
         "mlp.up_proj" => "ffn_up",
@@ -187,6 +188,19 @@ fn permuted(values: &[f32], num_heads: usize, cols: usize) -> Vec<f32> {
     rows.flatten().collect()
 }
 
+/// What frequencies are divided by (Llama 3.1).
+fn llama3_factors(scaling: &Value, head_dim: usize) -> Vec<f32> {
+    let number = |key: &str| scaling[key].as_f64().unwrap();
+    let (low, high) = (number("low_freq_factor"), number("high_freq_factor"));
+    let original = number("original_max_position_embeddings");
+    let factor = |i: usize| {
+        let wave_length = std::f64::consts::TAU * 10_000_f64.powf(2.0 * i as f64 / head_dim as f64);
+        let smooth = ((original / wave_length - low) / (high - low)).clamp(0.0, 1.0);
+        ((1.0 - smooth) / number("factor") + smooth).recip() as f32
+    };
+    (0..head_dim / 2).map(factor).collect()
+}
+
 fn write(file: &File, config: &Value, path: &Path) {
     let size = |key: &str| config[key].as_u64().map(|n| n as usize);
     let num_heads = size("num_attention_heads").unwrap();
@@ -218,11 +232,32 @@ fn write(file: &File, config: &Value, path: &Path) {
     if let Some(is_normalized) = config["norm_topk_prob"].as_bool() {
         gguf = gguf.entry(&key("expert_weights_norm"), BOOL, &[u8::from(is_normalized)]);
     }
-    // Experts lie one after the other in one tensor.
     let shapes = std::fs::read(golden_dir().join("drawn").join(file.golden).join("tensors.json")).unwrap();
     let shapes: BTreeMap<String, Vec<usize>> = serde_json::from_slice(&shapes).unwrap();
+    if file.golden == "exaone4" {
+        // Which the other family with windows leaves out.
+        let kinds = config["layer_types"].as_array().unwrap();
+        let is_sliding: Vec<u8> = kinds.iter().map(|kind| u8::from(kind == "sliding_attention")).collect();
+        gguf = gguf.array(&key("attention.sliding_window_pattern"), BOOL, is_sliding.len() as u64, &is_sliding);
+    }
+    // Numbers of activations are lists of the metadata.
+    for part in ["alpha_p", "alpha_n", "beta", "eps"] {
+        let of_layers = shapes.keys().filter(|name| name.ends_with(&format!("act_fn.{part}")));
+        let values: Vec<f32> =
+            of_layers.map(|name| drawn::text_value(name, &[], drawn::drawn(name, 1).next().unwrap())).collect();
+        if !values.is_empty() {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            gguf = gguf.array(&format!("xielu.{part}"), F32, values.len() as u64, &bytes);
+        }
+    }
+    let factors = &config["rope_scaling"];
+    if factors["rope_type"] == "llama3" {
+        let factors: Vec<u8> = llama3_factors(factors, head_dim).into_iter().flat_map(f32::to_le_bytes).collect();
+        gguf = gguf.weight("rope_freqs.weight", &[head_dim as u64 / 2], 0, &factors);
+    }
+    // Experts lie one after the other in one tensor.
     let mut tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)> = BTreeMap::new();
-    for (name, shape) in &shapes {
+    for (name, shape) in shapes.iter().filter(|(name, _)| !name.contains("act_fn")) {
         let values = drawn::drawn(name, shape.iter().product()).map(|u| drawn::text_value(name, shape, u));
         let mut values: Vec<f32> = values.collect();
         if name.contains("norm") && name.ends_with("weight") {

@@ -222,7 +222,7 @@ pub struct DenseConfig {
     pub intermediate_size: usize,
     /// `activation(gate) * up`; else `activation(up)`.
     pub is_gated: bool,
-    /// Of the gate, or of up.
+    /// Of the gate, or of up. The numbers of an xIELU that has none but zeros are weights of the layer.
     pub activation: Activation,
     /// Its matrices must have biases; else they may.
     pub bias: bool,

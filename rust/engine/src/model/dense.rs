@@ -32,7 +32,7 @@ impl Dense {
         };
         let down = weights.linear(&Matrix::new(id(Role::FfnDown), [hidden, rows], bias))?;
         let activation = match config.activation {
-            Activation::Xielu(_) => Activation::Xielu(xielu(weights, layer)?),
+            Activation::Xielu(own) if own == Xielu::default() => Activation::Xielu(xielu(weights, layer)?),
             other => other,
         };
         Ok(Self { activation, gate, up, down })
@@ -55,15 +55,19 @@ impl Dense {
     }
 }
 
-/// The numbers of a layer's activation: both factors are stored so that softplus makes them positive, and that of the negative
-/// side without the linear one.
+/// The numbers of a layer's activation among its weights.
 fn xielu(weights: &mut dyn Weights, layer: usize) -> Result<Xielu, EngineError> {
     let mut number = |role| {
         let values = weights.values(WeightId::layer(layer, role), 1)?;
         Ok::<_, EngineError>(values.first().copied().unwrap_or_default())
     };
+    let (positive, negative) = (number(Role::XieluPositive)?, number(Role::XieluNegative)?);
+    Ok(xielu_of([positive, negative, number(Role::XieluLinear)?, number(Role::XieluEps)?]))
+}
+
+/// xIELU of numbers as they are stored: both factors so that softplus makes them positive, and that of the negative side without
+/// the linear one.
+pub(super) fn xielu_of([positive, negative, linear, eps]: [f32; 4]) -> Xielu {
     let softplus = |x: f32| f64::from(x).max(0.0) + (-f64::from(x).abs()).exp().ln_1p();
-    let (positive, negative) = (softplus(number(Role::XieluPositive)?), softplus(number(Role::XieluNegative)?));
-    let (linear, eps) = (number(Role::XieluLinear)?, number(Role::XieluEps)?);
-    Ok(Xielu { positive: positive as f32, negative: (f64::from(linear) + negative) as f32, linear, eps })
+    Xielu { positive: softplus(positive) as f32, negative: (f64::from(linear) + softplus(negative)) as f32, linear, eps }
 }

@@ -411,6 +411,16 @@ impl GgufFields<'_> {
         }
     }
 
+    /// Which layers have the window: as a list says, or these.
+    pub fn sliding_layers(&self, num_layers: usize, usual: impl Fn(usize) -> bool) -> Result<Vec<bool>, EngineError> {
+        let key = "attention.sliding_window_pattern";
+        match self.metadata.get(&self.key(key)) {
+            None => Ok((0..num_layers).map(usual).collect()),
+            Some(MetadataValue::Bools(list)) if list.len() == num_layers => Ok(list.clone()),
+            Some(_) => Err(self.error(key, format!("must be a list of {num_layers} booleans"))),
+        }
+    }
+
     fn rope(&self, style: RopeStyle, head_dim: usize) -> Result<RopeConfig, EngineError> {
         let rotary_dim = self.size("rope.dimension_count")?.unwrap_or(head_dim);
         let vector = |part| self.weights.optional_vector(WeightId::global(part), rotary_dim / 2);

@@ -1,5 +1,5 @@
-//! Arcee's Trinity (AFMoE): gated attention that only windowed layers rotate, norms around both halves of a layer, experts chosen by
-//! sigmoids behind some dense layers.
+//! Arcee's Trinity (AFMoE): gated attention that only windowed layers rotate, norms around both halves of a layer, experts chosen
+//! by sigmoids behind some dense layers.
 
 use device::RouterScore;
 use serde_json::json;

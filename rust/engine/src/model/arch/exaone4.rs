@@ -66,7 +66,9 @@ fn read_moe(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     let config = with_norms_after(fields.decoder("exaone4", RopeStyle::Neox)?);
     let window = fields.size("attention.sliding_window")?.filter(|window| *window > 0);
-    Ok(with_kinds(config, window, |layer| window.is_some() && !(layer + 1).is_multiple_of(INTERVAL)))
+    let usual = |layer: usize| window.is_some() && !(layer + 1).is_multiple_of(INTERVAL);
+    let sliding = fields.sliding_layers(config.layers.len(), usual)?;
+    Ok(with_kinds(config, window, |layer| sliding[layer]))
 }
 
 fn with_norms_after(config: DecoderConfig) -> DecoderConfig {

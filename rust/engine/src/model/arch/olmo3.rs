@@ -39,7 +39,8 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
 pub(super) fn with_gguf_windows(config: DecoderConfig, fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     let Some(window) = fields.size("attention.sliding_window")?.filter(|window| *window > 0) else { return Ok(config) };
     let local = RopeConfig { scaling: RopeScaling::None, ..config.ropes[0].clone() };
-    Ok(with_kinds(config, local, window, is_sliding))
+    let sliding = fields.sliding_layers(config.layers.len(), is_sliding)?;
+    Ok(with_kinds(config, local, window, |layer| sliding[layer]))
 }
 
 fn is_sliding(layer: usize) -> bool {
