@@ -84,14 +84,13 @@ impl ProcessorKind {
         let cropped = matches!(self, Self::Clip | Self::Llava | Self::LlavaNext);
         let (filter, size) = match self {
             Self::Clip | Self::Llava | Self::LlavaNext => (Filter::Bicubic, Size::ShortestEdge(224)),
-            Self::Siglip => (Filter::Bicubic, Size::Exact { height: 224, width: 224 }),
+            // The bound of Gemma 4 is a number of tokens.
+            Self::Siglip | Self::Gemma4 => (Filter::Bicubic, Size::Exact { height: 224, width: 224 }),
             Self::Idefics2 => (Filter::Bilinear, Size::Edges { shortest: 378, longest: 980 }),
             Self::Idefics3 => (Filter::Lanczos, Size::LongestEdge(4 * 364)),
             Self::Qwen2Vl => (Filter::Bicubic, Size::Edges { shortest: 56 * 56, longest: 28 * 28 * 1280 }),
             Self::Glm4v => (Filter::Bicubic, Size::Edges { shortest: 112 * 112, longest: 28 * 28 * 15_000 }),
             Self::Gemma3 => (Filter::Bilinear, Size::Exact { height: 224, width: 224 }),
-            // Its bound is a number of tokens.
-            Self::Gemma4 => (Filter::Bicubic, Size::Exact { height: 224, width: 224 }),
             Self::Pixtral => (Filter::Bicubic, Size::LongestEdge(1024)),
             Self::Phi3V | Self::Llama4 => (Filter::Bilinear, Size::Exact { height: 336, width: 336 }),
             Self::Lfm2Vl => (Filter::Bilinear, Size::Exact { height: 512, width: 512 }),

@@ -264,7 +264,9 @@ fn route(context: LinearContext<'_>, experts: &Experts, logits: &Tensor, slots: 
         for row in range {
             experts.rule.choose(logits.row(row), correction, &mut chosen);
             if let Some(scales) = &experts.scales {
-                chosen.iter_mut().for_each(|(expert, weight)| *weight *= scales[*expert]);
+                for (expert, weight) in &mut chosen {
+                    *weight *= scales[*expert];
+                }
             }
             // SAFETY: each row belongs to one thread.
             let slots = unsafe { shared.part(row * num_chosen, num_chosen) };
