@@ -119,17 +119,13 @@ fn check(case: &Case, seed: u64) {
         groups: vec![group],
         ..StepMetadata::default()
     };
+    let kv = Some((&mut expected_k, Some(&mut expected_v)));
     let rope_args = RopeArgs {
-        q: &mut expected_q,
-        kv: Some((&mut expected_k, Some(&mut expected_v))),
         q_norm: q_norm.as_ref().map(head_norm),
         k_norm: k_norm.as_ref().map(head_norm),
-        v_norm: None,
         norms_last: case.norms_last,
         q_scale: case.q_scale,
-        rope: rope.as_ref(),
-        cache: &cache,
-        layer: 0,
+        ..RopeArgs::new(&mut expected_q, kv, rope.as_ref(), (&cache, 0))
     };
     backend.rope_and_cache(rope_args, &step);
 

@@ -134,9 +134,10 @@ impl Layer {
             is_parallel: config.is_parallel,
             residual_scale: config.residual_scale,
             input: model.layer_inputs.map(|config| LayerInput::new(weights, &config, layer, hidden)).transpose()?,
-            output_scale: match config.has_output_scale {
-                true => weights.values(WeightId::layer(layer, Role::LayerScale), 1)?.first().copied(),
-                false => None,
+            output_scale: if config.has_output_scale {
+                weights.values(WeightId::layer(layer, Role::LayerScale), 1)?.first().copied()
+            } else {
+                None
             },
             columns: columns(model, config),
         })

@@ -80,6 +80,8 @@ fn part_norms(weights: &mut dyn Weights, layer: usize, hidden: usize) -> Result<
     let [sum, shared, shared_sum] = [norm(Role::ExpertSumNorm)?, norm(Role::SharedNorm)?, norm(Role::SharedSumNorm)?];
     let mut weight = weights.vector(WeightId::layer(layer, Role::RouterNorm), hidden)?;
     let factor = (hidden as f32).sqrt().recip();
-    Arc::make_mut(&mut weight).iter_mut().for_each(|weight| *weight *= factor);
+    for value in Arc::make_mut(&mut weight) {
+        *value *= factor;
+    }
     Ok(PartNorms { router: Norm { weight, ..sum.clone() }, sum, shared, shared_sum })
 }

@@ -233,13 +233,6 @@ impl HfFields<'_> {
         self.with_head("head_dim", architecture, usual_part)
     }
 
-    /// The same for heads of this size where the file says nothing.
-    pub fn with_usual_head(&self, head_dim: usize, architecture: &'static str) -> Result<DecoderConfig, EngineError> {
-        let mut fields = self.clone();
-        fields.object.entry("head_dim").or_insert_with(|| head_dim.into());
-        fields.decoder(architecture)
-    }
-
     /// The same, where that key has the size of a head.
     pub fn with_head(&self, head: &str, architecture: &'static str, usual_part: f64) -> Result<DecoderConfig, EngineError> {
         let keys = [

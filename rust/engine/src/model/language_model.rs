@@ -18,13 +18,6 @@ fn usual() -> Vec<(&'static str, Value)> {
             }),
         ),
         (
-            "gemma4_text",
-            json!({
-                "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
-                "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6,
-            }),
-        ),
-        (
             "glm4v_text",
             json!({
                 "vocab_size": 151_552, "hidden_size": 4096, "intermediate_size": 13_696, "num_hidden_layers": 40,

@@ -248,9 +248,10 @@ impl Tower {
             v: alloc(hidden)?,
             out: alloc(hidden)?,
             inner: alloc(config.intermediate_size)?,
-            bounded: match config.is_bounded {
-                true => Some([alloc(hidden.max(config.intermediate_size))?, alloc(config.intermediate_size)?]),
-                false => None,
+            bounded: if config.is_bounded {
+                Some([alloc(hidden.max(config.intermediate_size))?, alloc(config.intermediate_size)?])
+            } else {
+                None
             },
             cache: backend.alloc_kv_cache(&config.kv_spec(max_blocks, kv_dtype)?)?,
             max_rows,
@@ -458,7 +459,9 @@ fn in_halves(row: usize, head_dim: usize) -> usize {
 
 /// Makes states what [`Standard`] says.
 fn standardize(states: &mut [f32], factor: f32, bias_and_scale: Option<&[Constant; 2]>) {
-    states.iter_mut().for_each(|x| *x *= factor);
+    for x in &mut *states {
+        *x *= factor;
+    }
     let Some([bias, scale]) = bias_and_scale else { return };
     for row in states.chunks_exact_mut(bias.len()) {
         row.iter_mut().zip(bias.iter().zip(scale.iter())).for_each(|(x, (bias, scale))| *x = (*x - bias) * scale);

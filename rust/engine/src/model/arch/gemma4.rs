@@ -2,6 +2,7 @@
 //! and values of others, inputs of each layer in small models, and in one a mixture of experts beside the dense network.
 
 use device::{Activation, RopeStyle, RouterScore};
+use serde_json::{Value, json};
 
 use super::Architecture;
 use crate::{
@@ -16,11 +17,8 @@ use crate::{
 
 /// Every sixth layer sees everything.
 const PATTERN: usize = 6;
-const HEAD_DIM: usize = 256;
 const FULL_HEAD_DIM: usize = 512;
 const WINDOW: usize = 512;
-const INPUT_WIDTH: usize = 256;
-const INPUT_VOCABULARY: usize = 262_144;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_types: &["gemma4", "gemma4_text"],
@@ -54,8 +52,23 @@ struct Kinds {
     keys_are_values: bool,
 }
 
+/// What Transformers takes where a file says nothing.
+fn usual() -> Value {
+    json!({
+        "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6,
+        "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 512, "tie_word_embeddings": true,
+        "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144, "pad_token_id": 0,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        },
+    })
+}
+
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let mut config = fields.with_usual_head(HEAD_DIM, "gemma4")?;
+    let fields = &fields.with_defaults(&usual());
+    let mut config = fields.decoder("gemma4")?;
     if let Some(sight) = fields.text("use_bidirectional_attention")?.filter(|sight| sight != "vision") {
         return Err(fields.error("use_bidirectional_attention", format!("is `{sight}`; implemented: null, vision")));
     }
@@ -77,16 +90,12 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     };
     let head_dim = config.largest(|layer| layer.attention.head_dim);
     by_layer(fields, head_dim, &mut kinds)?;
-    config.ropes = ropes(fields, [kinds.head_dim, head_dim])?;
-    config.tie_word_embeddings = fields.flag("tie_word_embeddings")?.unwrap_or(true);
+    let rope = |kind: &str, head_dim: usize| fields.rope(kind, head_dim, 1.0);
+    config.ropes = vec![rope("full_attention", kinds.head_dim)?, rope("sliding_attention", head_dim)?];
     config.final_softcap = fields.softcap("final_logit_softcapping")?;
     let activation = fields.activation(Activation::GeluTanh)?;
-    let width = if fields.object.contains_key("hidden_size_per_layer_input") {
-        fields.size("hidden_size_per_layer_input")?.unwrap_or(0)
-    } else {
-        INPUT_WIDTH
-    };
-    let vocab_size = fields.size("vocab_size_per_layer_input")?.unwrap_or(INPUT_VOCABULARY);
+    let width = fields.size("hidden_size_per_layer_input")?.unwrap_or(0);
+    let vocab_size = fields.required_size("vocab_size_per_layer_input")?;
     let pad_token_id = fields.size("pad_token_id")?.unwrap_or(0) as u32;
     config.layer_inputs = (width > 0).then_some(LayerInputsConfig { width, vocab_size, pad_token_id, activation });
     let is_wide = fields.flag("use_double_wide_mlp")?.unwrap_or(false);
@@ -129,15 +138,6 @@ fn by_layer(fields: &HfFields<'_>, usual: usize, kinds: &mut Kinds) -> Result<()
     }
     kinds.head_dim = full.unwrap_or(usual);
     Ok(())
-}
-
-/// Of the full layers, a quarter of whose elements turn, and of the windowed ones.
-fn ropes(fields: &HfFields<'_>, [full_head_dim, head_dim]: [usize; 2]) -> Result<Vec<RopeConfig>, EngineError> {
-    if fields.object.get("rope_parameters").is_some_and(|parameters| !parameters.is_null()) {
-        return Ok(vec![fields.rope("full_attention", full_head_dim, 1.0)?, fields.rope("sliding_attention", head_dim, 1.0)?]);
-    }
-    let rope = |theta, rotary_dim, scaling| RopeConfig { style: RopeStyle::Neox, theta, rotary_dim, scaling, axes: None };
-    Ok(vec![rope(1e6, full_head_dim, RopeScaling::Partial(full_head_dim / 8)), rope(1e4, head_dim, RopeScaling::None)])
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
