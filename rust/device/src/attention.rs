@@ -92,8 +92,8 @@ impl QueryScale {
 pub struct RopeArgs<'a> {
     /// `[num_tokens, num_heads * k_dim]`, rotated in place.
     pub q: &'a mut Tensor,
-    /// Keys `[num_tokens, num_kv_heads * k_dim]`, rotated in place, and values `[num_tokens, num_kv_heads * v_dim]`, normalised in
-    /// place; `None`: the layer reads what another one has written. There are no values where keys are the values too.
+    /// Keys `[num_tokens, num_kv_heads * k_dim]`, rotated in place, and values `[num_tokens, num_kv_heads * v_dim]`, normalised
+    /// in place; `None`: the layer reads what another one has written. There are no values where keys are the values too.
     pub kv: Option<(&'a mut Tensor, Option<&'a mut Tensor>)>,
     /// Norm of the queries.
     pub q_norm: Option<HeadNorm<'a>>,

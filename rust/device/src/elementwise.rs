@@ -1,6 +1,6 @@
 //! What some models do with rows between products, element by element. Gemma 4 gives each layer a vector of a token and layer
-//! besides the residual stream (per-layer embeddings, looked up and computed before the first layer) and has a factor behind each;
-//! its image encoder bounds what goes into products and what comes out.
+//! besides the residual stream (per-layer embeddings, looked up and computed before the first layer) and has a factor behind
+//! each; its image encoder bounds what goes into products and what comes out.
 
 use crate::{Activation, Norm, Tensor};
 

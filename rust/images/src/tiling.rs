@@ -148,8 +148,8 @@ impl Processor {
         if size == image.size() { Ok(image.clone()) } else { self.resized(image, size) }
     }
 
-    /// One piece of whole groups of patches; where that would be much too large, tiles of the grid whose shape is nearest, and the
-    /// whole image behind them.
+    /// One piece of whole groups of patches; where that would be much too large, tiles of the grid whose shape is nearest, and
+    /// the whole image behind them.
     pub(crate) fn lfm2_vl(&self, image: &RgbImage) -> Result<Pieces, ImageError> {
         let tiling = self.tiling.ok_or_else(|| unfit(image, "its processor says nothing of tiles"))?;
         let group = self.patch_size * self.merge_size;

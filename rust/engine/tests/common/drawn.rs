@@ -39,8 +39,8 @@ pub fn write_weights(shapes: &Path, folder: &Path, value: impl Fn(&str, &[usize]
     std::fs::write(folder.join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
 }
 
-/// A value of a language model's weight, of a size that gives every part an effect: norms and scales lie around 1, matrices keep the size
-/// of what they multiply, routers choose clearly. What bfloat16 does not hold is cut off.
+/// A value of a language model's weight, of a size that gives every part an effect: norms and scales lie around 1, matrices
+/// keep the size of what they multiply, routers choose clearly. What bfloat16 does not hold is cut off.
 pub fn text_value(name: &str, shape: &[usize], u: f32) -> f32 {
     let value = match shape {
         _ if name.contains("scal") || name.contains("norm") && name.ends_with("weight") => 1.0 + 0.5 * u,
