@@ -309,8 +309,7 @@ def interleaved_layers(config: Config, rng: Random, count: int) -> None:
 
 
 def layers_that_share(config: Config, rng: Random, count: int) -> None:
-    """Gemma 4: the last layer sees everything; some at the end may read what others have written, and full layers have heads of
-    another size, and may have no values of their own."""
+    """Gemma 4: the last layer sees everything, some at the end may read what others have written, full ones have other heads."""
     kinds = ["sliding_attention", "full_attention"]
     config["layer_types"] = layers = [rng.choice(kinds) for _ in range(count)]
     # Transformers fails without inputs of layers where layers share.

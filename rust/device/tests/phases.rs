@@ -209,7 +209,9 @@ fn check_rope(case: &RopeCase, what: &str) {
             let tolerance = if i < 2 { 1e-5 } else { cache_tolerance(case.spec.dtype) };
             assert_close(got, expected, tolerance, &format!("{what}, output {i}"));
         }
-        assert_eq!(got[3], expected[3], "{what}: values are only converted");
+        if case.norms.is_none() {
+            assert_eq!(got[3], expected[3], "{what}: values are only converted");
+        }
     }
 }
 
