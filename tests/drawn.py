@@ -44,7 +44,7 @@ def drawn(name: str, count: int) -> np.ndarray:
 def drawn_weight(name: str, shape: list[int]) -> np.ndarray:
     """A weight of a size that suits its part, cut off to bfloat16."""
     u = drawn(name, int(np.prod(shape, dtype=np.int64)))
-    if "scal" in name or "norm" in name and name.endswith("weight"):
+    if "scal" in name or ("norm" in name and name.endswith("weight")):
         values = np.float32(1) + np.float32(0.5) * u
     elif len(shape) < 2:
         values = np.float32(0.5) * u
