@@ -197,7 +197,7 @@ fn malformed_metadata_is_an_error() {
         (with(bpe(), "tokens", MetadataValue::Int(3)), "no tokenizer.ggml.tokens"),
         (with(bpe(), "tokens", strings(&[])), "is empty"),
         (with(bpe(), "token_type", MetadataValue::Ints(vec![1; 3])), "3 entries of token_type"),
-        (without(bpe(), "merges"), "without tokenizer.ggml.merges"),
+        (without(bpe(), "merges"), "no tokenizer.ggml.merges"),
         (with(bpe(), "merges", strings(&["ab"])), "\"ab\""),
         (with(bpe(), "merges", strings(&["zzz qqq"])), "zzz"),
         (with(bpe(), "eos_token_id", MetadataValue::Int(512)), "eos_token_id is 512"),
@@ -297,6 +297,47 @@ fn sentencepiece_takes_special_tokens_whole_and_prefixes_spaces() {
     assert_eq!(continued, " a");
 }
 
+/// `SentencePiece` BPE with merges in place of scores, as llama.cpp's converter writes Gemma 4's.
+fn merged_metadata() -> Values {
+    let named = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>"].map(str::to_owned);
+    let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
+    let normal = ["▁", "a", "b", "c", "\n", "ab", "▁a", "▁ab", "▁▁", "\n\n", "é", "abc"].map(str::to_owned);
+    let tokens: Vec<_> = named.into_iter().chain(bytes).chain(normal).collect();
+    let mut types = vec![1; tokens.len()];
+    types[..5].copy_from_slice(&[3, 3, 3, 2, 4]);
+    types[5..261].fill(6);
+    HashMap::from([
+        ("tokenizer.ggml.model".into(), MetadataValue::String("gemma4".into())),
+        ("tokenizer.ggml.tokens".into(), MetadataValue::Strings(tokens)),
+        ("tokenizer.ggml.token_type".into(), MetadataValue::Ints(types)),
+        ("tokenizer.ggml.merges".into(), strings(&["a b", "▁ a", "▁ ab", "▁ ▁", "\n \n", "ab c"])),
+        ("tokenizer.ggml.bos_token_id".into(), MetadataValue::Int(2)),
+        ("tokenizer.ggml.unknown_token_id".into(), MetadataValue::Int(3)),
+        ("tokenizer.ggml.add_space_prefix".into(), MetadataValue::Bool(false)),
+    ])
+}
+
+/// Ids by the library of Transformers, with the parts that its Gemma tokenizer has.
+#[test]
+fn sentencepiece_with_merges_falls_back_to_bytes_and_takes_special_tokens_whole() {
+    let tokenizer = from_gguf(&merged_metadata()).expect("tokenizer");
+    for (text, ids) in [
+        (" abc", &[268, 264][..]),
+        ("ab abc\n\ncab", &[266, 268, 264, 270, 264, 266]),
+        ("a<|turn>b  ab", &[262, 4, 263, 261, 268]),
+        ("日é a", &[235, 156, 170, 271, 267]),
+        ("a\n \n", &[262, 265, 261, 265]),
+        ("    a", &[269, 261, 267]),
+    ] {
+        assert_eq!(tokenizer.encode(text, false).expect("ids"), ids, "{text:?}");
+        assert_eq!(tokenizer.decode(ids, false), text);
+    }
+    assert_eq!(tokenizer.encode("a", true).expect("ids"), [2, 262]);
+    let prefixed = with(merged_metadata(), "add_space_prefix", MetadataValue::Bool(true));
+    assert!(from_gguf(&prefixed).unwrap_err().contains("add_space_prefix"));
+    assert!(from_gguf(&without(merged_metadata(), "merges")).unwrap_err().contains("tokenizer.ggml.merges"));
+}
+
 /// Some change for the worse of one value.
 fn damage(value: &mut MetadataValue, how: u8, number: i64, at: usize) {
     let at_of = |len: usize| if len == 0 { 0 } else { at % len };
@@ -328,11 +369,11 @@ fn damage(value: &mut MetadataValue, how: u8, number: i64, at: usize) {
 proptest! {
     #[test]
     fn damaged_metadata_gives_an_error_or_a_tokenizer_that_works(
-        spm in any::<bool>(),
+        kind in 0_usize..3,
         damages in proptest::collection::vec((0_usize..16, any::<u8>(), prop_oneof![-2_i64..8, any::<i64>()], any::<usize>()), 1..4),
         text in text(),
     ) {
-        let mut values = if spm { spm_metadata() } else { golden_metadata() };
+        let mut values = [spm_metadata, golden_metadata, merged_metadata][kind]();
         let mut keys: Vec<String> = values.keys().cloned().collect();
         keys.sort();
         for (key, how, number, at) in damages {

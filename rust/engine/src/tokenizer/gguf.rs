@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::OnceLock};
 use tokenizers::{
     AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior,
     models::bpe::{BPE, Merges, Vocab},
-    normalizers::NFC,
+    normalizers::{NFC, Replace},
     pre_tokenizers::{
         byte_level::ByteLevel,
         sequence::Sequence,
@@ -97,13 +97,26 @@ impl<'a> Vocabulary<'a> {
         self.metadata.bool(&format!("tokenizer.ggml.{name}")).unwrap_or(default)
     }
 
+    fn merges(&self) -> Result<Merges, EngineError> {
+        let lines = self.metadata.strings("tokenizer.ggml.merges");
+        let lines = lines.ok_or_else(|| malformed("it has no tokenizer.ggml.merges"))?;
+        let pair = |line: &String| {
+            // The first part may itself begin with a space.
+            let at = line.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
+            at.map(|at| (line[..at].to_owned(), line[at + 1..].to_owned()))
+                .ok_or_else(|| malformed(format!("merge {line:?} is not two tokens with a space between")))
+        };
+        lines.iter().map(pair).collect()
+    }
+
     fn iter(&self) -> impl Iterator<Item = (u32, &'a str, TokenType)> {
         (0..).zip(self.tokens.iter().zip(&self.types)).map(|(id, (text, kind))| (id, text.as_str(), *kind))
     }
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer that a GGUF file describes: byte-level BPE (`gpt2`) or `SentencePiece` BPE (`llama`, `gemma`).
+    /// Builds the tokenizer that a GGUF file describes: byte-level BPE (`gpt2`), `SentencePiece` BPE (`llama`, `gemma`), or that
+    /// with merges in place of scores (`gemma4`).
     ///
     /// BOS is added to texts as `add_bos_token` says, else as llama.cpp does for the file's kind of tokenizer.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, EngineError> {
@@ -114,9 +127,10 @@ impl Tokenizer {
         let mut tokenizer = match model {
             "gpt2" => byte_level_bpe(&vocabulary)?,
             "llama" | "gemma" => sentencepiece(&vocabulary)?,
+            "gemma4" => merged_sentencepiece(&vocabulary)?,
             other => {
                 return Err(EngineError::Tokenizer(format!(
-                    "GGUF tokenizer model {other:?} is not supported; gpt2, llama and gemma are; {ADVICE}"
+                    "GGUF tokenizer model {other:?} is not supported; gpt2, llama, gemma and gemma4 are; {ADVICE}"
                 )));
             }
         };
@@ -161,20 +175,7 @@ fn byte_level_bpe(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
     let pre = pre_tokenizer(name).ok_or_else(|| {
         EngineError::Tokenizer(format!("GGUF pre-tokenizer {name:?} is not supported; known are {}; {ADVICE}", known_names()))
     })?;
-    let lines = vocabulary
-        .metadata
-        .strings("tokenizer.ggml.merges")
-        .ok_or_else(|| malformed("a gpt2 tokenizer without tokenizer.ggml.merges"))?;
-    let merges = lines
-        .iter()
-        .map(|line| {
-            // The first part may itself begin with a space.
-            let at = line.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
-            at.map(|at| (line[..at].to_owned(), line[at + 1..].to_owned()))
-                .ok_or_else(|| malformed(format!("merge {line:?} is not two tokens with a space between")))
-        })
-        .collect::<Result<Merges, _>>()?;
-
+    let merges = vocabulary.merges()?;
     let mut vocab = Vocab::default();
     let mut added = Vec::new();
     let rules = PieceRules::byte_level();
@@ -276,6 +277,51 @@ fn sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
         encoder: Encoder::Spm(Box::new(spm)),
         pieces,
         strip_leading_space: add_space_prefix,
+        special_tokens: SpecialTokens::default(),
+        eos_ids: Vec::new(),
+        specials: OnceLock::new(),
+        plain: OnceLock::new(),
+    })
+}
+
+/// Merges of pairs, in the order that they were learned in, of a text whose spaces are visible; characters without a token become
+/// bytes.
+fn merged_sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
+    if vocabulary.flag("add_space_prefix", false) {
+        return Err(malformed("tokenizer.ggml.add_space_prefix is true, which is not implemented for gemma4"));
+    }
+    let mut vocab = Vocab::default();
+    let mut added = Vec::new();
+    let mut pieces = Pieces::with_capacity(vocabulary.tokens.len());
+    for (id, text, kind) in vocabulary.iter() {
+        vocab.entry(text.to_owned()).or_insert(id);
+        if kind.is_matched_whole() {
+            pieces.push(text.as_bytes(), kind.is_special());
+            added.push(AddedToken::from(text, kind.is_special()).normalized(false));
+            continue;
+        }
+        match (kind, fallback_byte(text)) {
+            (TokenType::Unused, _) => pieces.push_absent(),
+            (TokenType::Byte, None) => return Err(malformed(format!("byte token {id} is {text:?}, not like <0x0A>"))),
+            (TokenType::Byte, Some(byte)) => pieces.push(&[byte], false),
+            _ => pieces.push(text.replace(VISIBLE_SPACE, " ").as_bytes(), false),
+        }
+    }
+    let unknown = vocabulary.id("unknown_token_id")?.map(|id| vocabulary.tokens[id as usize].clone());
+    let mut bpe = BPE::builder().vocab_and_merges(vocab, vocabulary.merges()?).byte_fallback(true).fuse_unk(true);
+    if let Some(unknown) = unknown {
+        bpe = bpe.unk_token(unknown);
+    }
+    let mut inner = tokenizers::Tokenizer::new(bpe.build().map_err(malformed)?);
+    let spaces = Replace::new(" ", VISIBLE_SPACE).map_err(malformed)?;
+    inner.with_normalizer(Some(spaces));
+    inner.add_tokens(&added);
+    let bos = if vocabulary.flag("add_bos_token", true) { vocabulary.id("bos_token_id")? } else { None };
+    let eos = if vocabulary.flag("add_eos_token", false) { vocabulary.id("eos_token_id")? } else { None };
+    Ok(Tokenizer {
+        encoder: Encoder::Pipeline { inner: Box::new(inner), bos, eos },
+        pieces,
+        strip_leading_space: false,
         special_tokens: SpecialTokens::default(),
         eos_ids: Vec::new(),
         specials: OnceLock::new(),
