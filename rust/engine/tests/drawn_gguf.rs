@@ -52,7 +52,7 @@ const PLAIN: File = File {
     num_cases: 2,
 };
 
-const FILES: [File; 11] = [
+const FILES: [File; 15] = [
     File { golden: "apertus", architecture: "apertus", ..PLAIN },
     File { golden: "seed_oss", architecture: "seed_oss", has_norms_after: true, ..PLAIN },
     File { golden: "ernie4_5", architecture: "ernie4_5", ..PLAIN },
@@ -118,6 +118,66 @@ const FILES: [File; 11] = [
         ..PLAIN
     },
     File {
+        golden: "afmoe",
+        architecture: "afmoe",
+        sizes: &[
+            ("attention.sliding_window", 16),
+            ("expert_count", 8),
+            ("expert_used_count", 3),
+            ("expert_feed_forward_length", 32),
+            ("expert_shared_count", 1),
+            ("leading_dense_block_count", 1),
+            ("expert_gating_func", 2),
+        ],
+        numbers: &[("expert_weights_scale", 1.5)],
+        has_norms_after: true,
+        ..PLAIN
+    },
+    File {
+        golden: "exaone_moe",
+        architecture: "exaone-moe",
+        sizes: &[
+            ("attention.sliding_window", 16),
+            ("expert_count", 8),
+            ("expert_used_count", 3),
+            ("expert_feed_forward_length", 32),
+            ("expert_shared_count", 1),
+            ("leading_dense_block_count", 1),
+            ("expert_gating_func", 2),
+        ],
+        numbers: &[("expert_weights_scale", 1.5)],
+        ..PLAIN
+    },
+    File { golden: "jais2", architecture: "jais2", numbers: &[("attention.layer_norm_epsilon", 1e-5)], ..PLAIN },
+    File {
+        golden: "mistral4",
+        architecture: "mistral4",
+        sizes: &[
+            ("expert_count", 8),
+            ("expert_used_count", 3),
+            ("expert_feed_forward_length", 32),
+            ("expert_shared_count", 1),
+            ("expert_group_count", 2),
+            ("expert_group_used_count", 1),
+            ("leading_dense_block_count", 1),
+            ("expert_gating_func", 1),
+            ("attention.q_lora_rank", 24),
+            ("attention.kv_lora_rank", 16),
+            ("attention.key_length_mla", 16),
+            ("attention.value_length_mla", 12),
+            ("attention.temperature_length", 16),
+            ("rope.dimension_count", 8),
+            ("rope.scaling.original_context_length", 16),
+        ],
+        numbers: &[
+            ("expert_weights_scale", 1.5),
+            ("rope.scaling.factor", 4.0),
+            ("rope.scaling.yarn_log_multiplier", 0.1),
+            ("attention.temperature_scale", 0.3),
+        ],
+        ..PLAIN
+    },
+    File {
         golden: "minimax_m2",
         architecture: "minimax-m2",
         sizes: &[
@@ -142,15 +202,22 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "self_attn.k_proj" => "attn_k",
         "self_attn.v_proj" => "attn_v",
         "self_attn.o_proj" => "attn_output",
+        "self_attn.gate_proj" => "attn_gate",
+        "self_attn.q_a_proj" => "attn_q_a",
+        "self_attn.q_a_layernorm" => "attn_q_a_norm",
+        "self_attn.q_b_proj" => "attn_q_b",
+        "self_attn.kv_a_proj_with_mqa" => "attn_kv_a_mqa",
+        "self_attn.kv_a_layernorm" => "attn_kv_a_norm",
+        "self_attn.kv_b_proj" => "attn_kv_b",
         "self_attn.q_norm" => "attn_q_norm",
         "self_attn.k_norm" => "attn_k_norm",
         "post_attention_layernorm" if has_norms_after => "post_attention_norm",
-        "feedforward_layernorm" | "post_attention_layernorm" => "ffn_norm",
-        "post_feedforward_layernorm" => "post_ffw_norm",
+        "feedforward_layernorm" | "pre_mlp_layernorm" | "post_attention_layernorm" => "ffn_norm",
+        "post_feedforward_layernorm" | "post_mlp_layernorm" => "post_ffw_norm",
         "mlp.gate_proj" => "ffn_gate",
         "mlp.up_proj" => "ffn_up",
         "mlp.down_proj" => "ffn_down",
-        "mlp.gate" | "block_sparse_moe.gate" => "ffn_gate_inp",
+        "mlp.gate" | "mlp.router.gate" | "block_sparse_moe.gate" => "ffn_gate_inp",
         "mlp.experts.*.gate_proj" | "block_sparse_moe.experts.*.w1" => "ffn_gate_exps",
         "mlp.experts.*.up_proj" | "block_sparse_moe.experts.*.w3" => "ffn_up_exps",
         "mlp.experts.*.down_proj" | "block_sparse_moe.experts.*.w2" => "ffn_down_exps",
@@ -170,7 +237,11 @@ fn gguf_name(name: &str, has_norms_after: bool) -> String {
         }
         None => (String::new(), name),
     };
-    if rest.ends_with("e_score_correction_bias") {
+    if let Some(part) = rest.strip_prefix("mlp.experts.").filter(|part| !part.contains('.')) {
+        let part = if part == "down_proj" { "ffn_down_exps" } else { "ffn_gate_up_exps" };
+        return format!("{block}{part}.weight");
+    }
+    if rest.ends_with("e_score_correction_bias") || rest.ends_with("expert_bias") {
         return format!("{block}exp_probs_b.bias");
     }
     let (module, kind) = rest.rsplit_once('.').unwrap();
@@ -229,12 +300,14 @@ fn write(file: &File, config: &Value, path: &Path) {
     if file.numbers.iter().any(|(name, _)| *name == "rope.scaling.factor") {
         gguf = gguf.entry(&key("rope.scaling.type"), STRING, &string("yarn"));
     }
-    if let Some(is_normalized) = config["norm_topk_prob"].as_bool() {
+    // AFMoE has no key of it.
+    let is_normalized = if file.golden == "afmoe" { Some(true) } else { config["norm_topk_prob"].as_bool() };
+    if let Some(is_normalized) = is_normalized {
         gguf = gguf.entry(&key("expert_weights_norm"), BOOL, &[u8::from(is_normalized)]);
     }
     let shapes = std::fs::read(golden_dir().join("drawn").join(file.golden).join("tensors.json")).unwrap();
     let shapes: BTreeMap<String, Vec<usize>> = serde_json::from_slice(&shapes).unwrap();
-    if file.golden == "exaone4" {
+    if ["exaone4", "exaone_moe", "afmoe"].contains(&file.golden) {
         // Which the other family with windows leaves out.
         let kinds = config["layer_types"].as_array().unwrap();
         let is_sliding: Vec<u8> = kinds.iter().map(|kind| u8::from(kind == "sliding_attention")).collect();
@@ -270,7 +343,7 @@ fn write(file: &File, config: &Value, path: &Path) {
                 values = permuted(&values, heads, shape[1]);
             }
         }
-        let is_expert = name.contains(".experts.");
+        let is_expert = name.contains(".experts.") && name.ends_with(".weight");
         let (whole, all) = tensors
             .entry(gguf_name(name, file.has_norms_after))
             .or_insert_with(|| (if is_expert { [&[0], &shape[..]].concat() } else { shape.clone() }, Vec::new()));

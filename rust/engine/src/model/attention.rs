@@ -41,7 +41,7 @@ impl Attention {
         if config.output_gate {
             let parts = [(Role::AttnOwnQ, q_size), (Role::AttnGate, q_size)];
             let both = Matrix::fused(id(Role::AttnQAndGate), parts, hidden, config.qkv_bias);
-            let [of_q, of_gate] = both.map(|matrix| matrix.in_groups(config.num_heads));
+            let [of_q, of_gate] = both.map(|matrix| matrix.known_by(Role::AttnGate).in_groups(config.num_heads));
             (q, gate) = (of_q, Some(weights.linear(&of_gate)?));
         }
         let mut norm = |role, num_heads| {

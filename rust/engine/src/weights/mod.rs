@@ -66,10 +66,19 @@ impl Matrix {
         let num_rows = parts.iter().map(|(_, rows)| rows).sum();
         let mut first_row = 0;
         parts.map(|(role, rows)| {
-            let fused = Some(FusedRows { first: parts[0].0, whole: whole.role, num_rows, first_row, num_groups: 1 });
+            let fused = Some(FusedRows { sign: parts[0].0, whole: whole.role, num_rows, first_row, num_groups: 1 });
             first_row += rows;
             Self { fused, ..Self::new(whole.with_role(role), [rows, cols], needs_bias) }
         })
+    }
+
+    /// The same, where the name of the first one may be that of the whole, and this one's is not.
+    #[must_use]
+    pub fn known_by(mut self, sign: Role) -> Self {
+        if let Some(fused) = &mut self.fused {
+            fused.sign = sign;
+        }
+        self
     }
 
     /// The same, of checkpoints where the matrices take turns: so many rows of each for the first head, then for the next.
@@ -97,8 +106,8 @@ impl Matrix {
 /// Rows of a fused matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct FusedRows {
-    /// The matrix with the first rows: checkpoints that have it by itself have all of them so.
-    pub first: Role,
+    /// Checkpoints that have this matrix by itself have all of them so.
+    pub sign: Role,
     /// The fused matrix.
     pub whole: Role,
     /// All rows of that.
@@ -372,7 +381,7 @@ impl WeightSource {
     /// Where these files have a matrix among others.
     pub(crate) fn fused(&self, matrix: &Matrix) -> Option<(WeightId, FusedRows)> {
         let there = |role| self.contains(matrix.id.with_role(role));
-        let fused = matrix.fused.filter(|fused| !there(fused.first) && there(fused.whole))?;
+        let fused = matrix.fused.filter(|fused| !there(fused.sign) && there(fused.whole))?;
         Some((matrix.id.with_role(fused.whole), fused))
     }
 

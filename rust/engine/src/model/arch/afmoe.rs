@@ -1,18 +1,21 @@
 //! Arcee's Trinity (AFMoE): gated attention that only windowed layers rotate, norms around both halves of a layer, experts chosen
 //! by sigmoids behind some dense layers.
 
-use device::RouterScore;
+use device::{RopeStyle, RouterScore};
 use serde_json::json;
 
-use super::{Architecture, deepseek, no_gguf};
+use super::{Architecture, deepseek};
 use crate::{
     EngineError,
     model::{
         config::{DecoderConfig, ExpertsConfig, Norms, QkNorm, SharedConfig},
-        fields::{Fields, HfFields},
+        fields::{Fields, GgufFields, HfFields},
     },
     weights::Role,
 };
+
+/// Of layers without a window, where a file does not say it.
+const INTERVAL: usize = 4;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_types: &["afmoe"],
@@ -28,7 +31,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         (Role::RouterCorrection, "mlp.expert_bias$"),
     ],
     from_hf,
-    from_gguf: no_gguf,
+    from_gguf,
 };
 
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
@@ -51,16 +54,30 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let num_layers = config.layers.len();
     let interval = fields.required_size("global_attn_every_n_layers")?.max(1);
     let sliding = fields.sliding_layers(num_layers, |layer| !(layer + 1).is_multiple_of(interval))?;
-    for (layer, slides) in config.layers.iter_mut().zip(&sliding) {
+    let config = with_kinds(config, fields.required_size("sliding_window")?, &sliding);
+    let num_dense = fields.required_size("num_dense_layers")?;
+    Ok(config.with_experts(read_experts(&fields)?, |layer| layer >= num_dense))
+}
+
+fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let (mut config, experts) = fields.mixture("afmoe", RopeStyle::Neox)?;
+    // No key has the scale; models without it are converted alike.
+    config.embedding_scale = (config.hidden_size as f32).sqrt();
+    let sliding = fields.sliding_layers(config.layers.len(), |layer| !(layer + 1).is_multiple_of(INTERVAL))?;
+    let config = with_kinds(config, fields.required_size("attention.sliding_window")?, &sliding);
+    deepseek::with_sigmoid_experts(config, experts, fields)
+}
+
+/// Layers with a window rotate; the others do not.
+fn with_kinds(config: DecoderConfig, window: usize, sliding: &[bool]) -> DecoderConfig {
+    let mut config = config.with_windows(|layer| sliding[layer].then_some(window));
+    for (layer, slides) in config.layers.iter_mut().zip(sliding) {
         layer.norms = Norms::Around;
         let attention = &mut layer.attention;
         (attention.output_gate, attention.qk_norm) = (true, Some(QkNorm::Heads));
         attention.rope = slides.then_some(0);
     }
-    let window = fields.required_size("sliding_window")?;
-    let config = config.with_windows(|layer| sliding[layer].then_some(window));
-    let num_dense = fields.required_size("num_dense_layers")?;
-    Ok(config.with_experts(read_experts(&fields)?, |layer| layer >= num_dense))
+    config
 }
 
 fn read_experts(fields: &HfFields<'_>) -> Result<ExpertsConfig, EngineError> {

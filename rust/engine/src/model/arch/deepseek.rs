@@ -145,7 +145,7 @@ pub(super) fn read_experts(fields: &HfFields<'_>) -> Result<ExpertsConfig, Engin
     Ok(experts)
 }
 
-fn from_gguf(architecture: &'static str, fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+pub(super) fn from_gguf(architecture: &'static str, fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     let (config, mut experts) = fields.mixture(architecture, RopeStyle::Interleaved)?;
     let kv_rank = fields.required_size("attention.kv_lora_rank")?;
     let rope_dim = config.ropes.first().map_or(0, |rope| rope.rotary_dim);
@@ -170,6 +170,20 @@ fn from_gguf(architecture: &'static str, fields: &GgufFields<'_>) -> Result<Deco
     let num_dense = fields.size("leading_dense_block_count")?.unwrap_or(0);
     experts.has_correction = fields.weights.contains(WeightId::layer(num_dense, Role::RouterCorrection));
     experts.rule.normalize = experts.rule.normalize.map(|_| EPS);
+    Ok(config.with_experts(experts, |layer| layer >= num_dense))
+}
+
+/// Files of architectures that always score with sigmoids need not say it.
+pub(super) fn with_sigmoid_experts(
+    config: DecoderConfig,
+    mut experts: ExpertsConfig,
+    fields: &GgufFields<'_>,
+) -> Result<DecoderConfig, EngineError> {
+    let num_dense = fields.size("leading_dense_block_count")?.unwrap_or(0);
+    experts.has_correction = fields.weights.contains(WeightId::layer(num_dense, Role::RouterCorrection));
+    experts.rule.score = RouterScore::Sigmoid;
+    experts.rule.normalize = experts.rule.normalize.map(|_| EPS);
+    experts.rule.groups = experts.rule.groups.map(|groups| ExpertGroups { by_two_best: true, ..groups });
     Ok(config.with_experts(experts, |layer| layer >= num_dense))
 }
 

@@ -1,6 +1,6 @@
 //! dots.llm1, Hunyuan 3, Solar Open and Sarvam: experts chosen as in DeepSeek-V3 (arXiv:2412.19437), and plain attention.
 
-use device::{ExpertGroups, RopeStyle, RouterScore};
+use device::RopeStyle;
 use serde_json::{Value, json};
 
 use super::{Architecture, deepseek, no_gguf};
@@ -10,7 +10,7 @@ use crate::{
         config::{DecoderConfig, QkNorm},
         fields::{Fields, GgufFields, HfFields},
     },
-    weights::{Role, WeightId},
+    weights::Role,
 };
 
 pub(super) const ARCHITECTURE: Architecture =
@@ -119,13 +119,8 @@ fn read_hy(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let (config, mut experts) = fields.mixture("dots1", RopeStyle::Neox)?;
-    let num_dense = fields.size("leading_dense_block_count")?.unwrap_or(0);
-    experts.has_correction = fields.weights.contains(WeightId::layer(num_dense, Role::RouterCorrection));
-    experts.rule.score = RouterScore::Sigmoid;
-    experts.rule.normalize = experts.rule.normalize.map(|_| deepseek::EPS);
-    experts.rule.groups = experts.rule.groups.map(|groups| ExpertGroups { by_two_best: true, ..groups });
-    Ok(with_norms(config).with_experts(experts, |layer| layer >= num_dense))
+    let (config, experts) = fields.mixture("dots1", RopeStyle::Neox)?;
+    deepseek::with_sigmoid_experts(with_norms(config), experts, fields)
 }
 
 fn with_norms(config: DecoderConfig) -> DecoderConfig {

@@ -4,7 +4,7 @@
 use device::RopeStyle;
 use serde_json::json;
 
-use super::{Architecture, deepseek, no_gguf};
+use super::{Architecture, deepseek};
 use crate::{
     EngineError,
     model::{
@@ -32,7 +32,7 @@ pub(super) const MOE: Architecture = Architecture {
     gguf: "exaone-moe",
     names: &[(Role::RouterCorrection, "mlp.e_score_correction_bias$")],
     from_hf: read_moe,
-    from_gguf: no_gguf,
+    from_gguf: read_moe_gguf,
 };
 
 fn read_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
@@ -64,7 +64,16 @@ fn read_moe(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
 }
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let config = with_norms_after(fields.decoder("exaone4", RopeStyle::Neox)?);
+    let config = fields.decoder("exaone4", RopeStyle::Neox)?;
+    Ok(with_norms_after(with_gguf_kinds(config, fields)?))
+}
+
+fn read_moe_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let (config, experts) = fields.mixture("exaone_moe", RopeStyle::Neox)?;
+    deepseek::with_sigmoid_experts(with_gguf_kinds(config, fields)?, experts, fields)
+}
+
+fn with_gguf_kinds(config: DecoderConfig, fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     let window = fields.size("attention.sliding_window")?.filter(|window| *window > 0);
     let usual = |layer: usize| window.is_some() && !(layer + 1).is_multiple_of(INTERVAL);
     let sliding = fields.sliding_layers(config.layers.len(), usual)?;

@@ -29,10 +29,17 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
 
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     // The converter permutes the rows of q and k.
-    let config = fields.decoder("ministral3", RopeStyle::Interleaved)?;
+    with_gguf_scale(fields.decoder("ministral3", RopeStyle::Interleaved)?, fields)
+}
+
+/// With the scale of queries that a file has, if it has one.
+pub(super) fn with_gguf_scale(config: DecoderConfig, fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     let key = "attention.temperature_scale";
-    with_scale(config, fields.number(key)?, fields.size("rope.scaling.original_context_length")?)
-        .map_err(|why| fields.error(key, why))
+    let length = match fields.size("attention.temperature_length")? {
+        None => fields.size("rope.scaling.original_context_length")?,
+        length => length,
+    };
+    with_scale(config, fields.number(key)?, length).map_err(|why| fields.error(key, why))
 }
 
 /// With a scale of queries that grows by that, if there is one.

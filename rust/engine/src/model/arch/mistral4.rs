@@ -3,12 +3,12 @@
 use device::ExpertGroups;
 use serde_json::json;
 
-use super::{Architecture, deepseek, ministral3, no_gguf};
+use super::{Architecture, deepseek, ministral3};
 use crate::{
     EngineError,
     model::{
-        config::DecoderConfig,
-        fields::{Fields, HfFields},
+        config::{DecoderConfig, ExpertsConfig, FfnConfig},
+        fields::{Fields, GgufFields, HfFields},
     },
     weights::Role,
 };
@@ -19,7 +19,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     gguf: "mistral4",
     names: &[(Role::ExpertGateUp, "mlp.experts.gate_up_proj$"), (Role::ExpertDown, "mlp.experts.down_proj$")],
     from_hf,
-    from_gguf: no_gguf,
+    from_gguf,
 };
 
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
@@ -41,10 +41,24 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let part = fields.rope_number("partial_rotary_factor")?;
     config.ropes[0].rotary_dim = part.map_or(rope_dim, |part| (part * (rope_dim + nope_dim) as f64) as usize);
     let mut experts = deepseek::read_experts(&fields)?;
-    experts.rule.groups = experts.rule.groups.map(|groups| ExpertGroups { by_two_best: true, ..groups });
+    set_groups(&mut experts);
     let num_dense = fields.size("first_k_dense_replace")?.unwrap_or(0);
     let config = config.with_experts(experts, |layer| layer >= num_dense);
     let rope = fields.child("rope_parameters")?.unwrap_or(fields);
     ministral3::with_scale(config, rope.number("llama_4_scaling_beta")?, rope.size("original_max_position_embeddings")?)
         .map_err(|why| rope.error("llama_4_scaling_beta", why))
+}
+
+fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let config = deepseek::from_gguf("mistral4", fields)?.with_layers(|layer| {
+        if let FfnConfig::Experts(experts) = &mut layer.ffn {
+            set_groups(experts);
+        }
+    });
+    ministral3::with_gguf_scale(config, fields)
+}
+
+/// Its groups of experts are those with the largest sums of two, though softmax scores them.
+fn set_groups(experts: &mut ExpertsConfig) {
+    experts.rule.groups = experts.rule.groups.map(|groups| ExpertGroups { by_two_best: true, ..groups });
 }

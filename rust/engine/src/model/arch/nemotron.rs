@@ -3,7 +3,7 @@
 use device::{Activation, RopeStyle};
 use serde_json::json;
 
-use super::{Architecture, no_gguf};
+use super::Architecture;
 use crate::{
     EngineError,
     model::{
@@ -42,7 +42,12 @@ pub(super) const JAIS2: Architecture = Architecture {
         let norm = NormConfig::layer(fields.number("layer_norm_eps")?);
         Ok(DecoderConfig { norm, ..read_hf("jais2", &fields)? })
     },
-    from_gguf: no_gguf,
+    from_gguf: |fields| {
+        let config = read_gguf("jais2", fields, RopeStyle::Neox)?;
+        Ok(config.with_layers(|layer| {
+            (layer.attention.qkv_bias, layer.attention.output_bias) = (true, true);
+        }))
+    },
 };
 
 /// Layer norms that store `w` for `1 + w`; half of a head rotates.
