@@ -43,7 +43,7 @@ pub(super) const HY_V3: Architecture = Architecture {
 pub(super) const SARVAM: Architecture = Architecture {
     model_types: &["sarvam_moe"],
     class: "SarvamMoEForCausalLM",
-    gguf: "sarvam_moe",
+    gguf: "sarvam-moe",
     names: &[
         (Role::Embedding, "model.word_embeddings"),
         (Role::AttnQkv, "attention.query_key_value"),
