@@ -16,53 +16,41 @@ pub struct LayerInputArgs<'a> {
     pub scale: f32,
 }
 
-/// Phases that only some models need.
+/// Phases that only some models need. What is given here are plain loops, for a backend whose tensors lie on the host.
 pub trait ElementwisePhases {
     /// Makes the inputs of all layers.
-    fn layer_inputs(&self, args: LayerInputArgs<'_>);
+    fn layer_inputs(&self, args: LayerInputArgs<'_>) {
+        let LayerInputArgs { x, tokens, norm, scale } = args;
+        assert_eq!([x.rows(), x.cols()], [tokens.rows(), tokens.cols()], "inputs of layers beside what was looked up");
+        let width = norm.weight.len();
+        for (x, tokens) in x.as_mut_slice().chunks_exact_mut(width).zip(tokens.as_slice().chunks_exact(width)) {
+            norm.apply(x);
+            x.iter_mut().zip(tokens).for_each(|(x, token)| *x = (*x + token) * scale);
+        }
+    }
 
     /// `x[i][j] *= by[i][first + j]`.
-    fn multiply(&self, x: &mut Tensor, by: &Tensor, first: usize);
+    fn multiply(&self, x: &mut Tensor, by: &Tensor, first: usize) {
+        assert_eq!(x.rows(), by.rows(), "rows that are multiplied");
+        for row in 0..x.rows() {
+            let by = &by.row(row)[first..first + x.cols()];
+            x.row_mut(row).iter_mut().zip(by).for_each(|(x, by)| *x *= by);
+        }
+    }
 
     /// `x *= factor`.
-    fn scale(&self, x: &mut Tensor, factor: f32);
+    fn scale(&self, x: &mut Tensor, factor: f32) {
+        x.as_mut_slice().iter_mut().for_each(|x| *x *= factor);
+    }
 
-    /// What is less than the first bound becomes that, and what is more than the second, the second.
-    fn clamp(&self, x: &mut Tensor, bounds: [f32; 2]);
+    /// What is less than the first bound becomes that, and what is more than the second, the second; what is no number stays so.
+    fn clamp(&self, x: &mut Tensor, [least, most]: [f32; 2]) {
+        for x in x.as_mut_slice() {
+            *x = if *x < least { least } else { *x };
+            *x = if *x > most { most } else { *x };
+        }
+    }
 
     /// `gate = activation(gate) * up`.
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor);
-}
-
-/// The phases as plain loops over rows of the host; see [`ElementwisePhases::layer_inputs`].
-pub(crate) fn layer_inputs(args: LayerInputArgs<'_>) {
-    let LayerInputArgs { x, tokens, norm, scale } = args;
-    assert_eq!([x.rows(), x.cols()], [tokens.rows(), tokens.cols()], "inputs of layers beside what was looked up");
-    let width = norm.weight.len();
-    for (x, tokens) in x.as_mut_slice().chunks_exact_mut(width).zip(tokens.as_slice().chunks_exact(width)) {
-        norm.apply(x);
-        x.iter_mut().zip(tokens).for_each(|(x, token)| *x = (*x + token) * scale);
-    }
-}
-
-/// See [`ElementwisePhases::multiply`].
-pub(crate) fn multiply(x: &mut Tensor, by: &Tensor, first: usize) {
-    assert_eq!(x.rows(), by.rows(), "rows that are multiplied");
-    for row in 0..x.rows() {
-        let by = &by.row(row)[first..first + x.cols()];
-        x.row_mut(row).iter_mut().zip(by).for_each(|(x, by)| *x *= by);
-    }
-}
-
-/// See [`ElementwisePhases::scale`].
-pub(crate) fn scale(x: &mut Tensor, factor: f32) {
-    x.as_mut_slice().iter_mut().for_each(|x| *x *= factor);
-}
-
-/// See [`ElementwisePhases::clamp`]. What is no number stays so.
-pub(crate) fn clamp(x: &mut Tensor, [least, most]: [f32; 2]) {
-    for x in x.as_mut_slice() {
-        *x = if *x < least { least } else { *x };
-        *x = if *x > most { most } else { *x };
-    }
 }

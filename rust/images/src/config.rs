@@ -76,11 +76,20 @@ impl ProcessorKind {
 
     /// What holds where a file says nothing.
     fn defaults(self) -> Processor {
-        let clip = !matches!(
-            self,
-            Self::Siglip | Self::Idefics2 | Self::Idefics3 | Self::Gemma3 | Self::Lfm2Vl | Self::Llama4 | Self::Gemma4
-        );
-        let (mean, std) = if clip { (CLIP_MEAN, CLIP_STD) } else { ([0.5; 3], [0.5; 3]) };
+        let (mean, std) = match self {
+            Self::Siglip | Self::Idefics2 | Self::Idefics3 | Self::Gemma3 | Self::Lfm2Vl | Self::Llama4 | Self::Gemma4 => {
+                ([0.5; 3], [0.5; 3])
+            }
+            Self::Clip
+            | Self::Llava
+            | Self::LlavaNext
+            | Self::Qwen2Vl
+            | Self::Glm4v
+            | Self::Pixtral
+            | Self::Phi3V
+            | Self::GotOcr2
+            | Self::Cohere2Vision => (CLIP_MEAN, CLIP_STD),
+        };
         let cropped = matches!(self, Self::Clip | Self::Llava | Self::LlavaNext);
         let (filter, size) = match self {
             Self::Clip | Self::Llava | Self::LlavaNext => (Filter::Bicubic, Size::ShortestEdge(224)),

@@ -4,9 +4,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
     Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, ElementwisePhases,
-    EmbedArgs, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, LayerInputArgs, Linear,
-    LinearOptions, Norm, Phases, Precision, Projection, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata,
-    Tensor, TokenMask, WeightView, WorkspaceShape, elementwise,
+    EmbedArgs, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, Linear, LinearOptions, Norm, Phases,
+    Precision, Projection, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask, WeightView,
+    WorkspaceShape,
 };
 
 use super::{
@@ -99,22 +99,6 @@ impl RecurrentPhases for CpuBackend {
 }
 
 impl ElementwisePhases for CpuBackend {
-    fn layer_inputs(&self, args: LayerInputArgs<'_>) {
-        elementwise::layer_inputs(args);
-    }
-
-    fn multiply(&self, x: &mut Tensor, by: &Tensor, first: usize) {
-        elementwise::multiply(x, by, first);
-    }
-
-    fn scale(&self, x: &mut Tensor, factor: f32) {
-        elementwise::scale(x, factor);
-    }
-
-    fn clamp(&self, x: &mut Tensor, bounds: [f32; 2]) {
-        elementwise::clamp(x, bounds);
-    }
-
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {
         gate_row(self.isa, activation, gate.as_mut_slice(), up.as_slice());
     }

@@ -8,12 +8,11 @@ use std::sync::Arc;
 use crate::{
     Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, ElementwisePhases,
     EmbedArgs, EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer,
-    KvPlace, KvShape, KvSide, LatentPhases, LayerInputArgs, Linear, LinearDelta, LinearOptions, Norm, NormKind, Phases,
-    Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert, StepMetadata, Tensor,
-    WeightView, WorkspaceShape,
+    KvPlace, KvShape, KvSide, LatentPhases, Linear, LinearDelta, LinearOptions, Norm, NormKind, Phases, Precision, Projection,
+    RecurrentPhases, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert, StepMetadata, Tensor, WeightView,
+    WorkspaceShape,
     attention::{HeadNorm, NormParts},
     backend::check_bias,
-    elementwise,
     quant::dequantize_row,
 };
 
@@ -293,22 +292,6 @@ impl ExpertPhases for ReferenceBackend {
 }
 
 impl ElementwisePhases for ReferenceBackend {
-    fn layer_inputs(&self, args: LayerInputArgs<'_>) {
-        elementwise::layer_inputs(args);
-    }
-
-    fn multiply(&self, x: &mut Tensor, by: &Tensor, first: usize) {
-        elementwise::multiply(x, by, first);
-    }
-
-    fn scale(&self, x: &mut Tensor, factor: f32) {
-        elementwise::scale(x, factor);
-    }
-
-    fn clamp(&self, x: &mut Tensor, bounds: [f32; 2]) {
-        elementwise::clamp(x, bounds);
-    }
-
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {
         let gated = |gate: f32, up: &f32| activate(activation, gate) * up;
         gate.as_mut_slice().iter_mut().zip(up.as_slice()).for_each(|(gate, up)| *gate = gated(*gate, up));

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, collections::BTreeSet, fmt::Display, rc::Rc};
 
 use device::{Activation, ExpertGroups, RopeStyle, RouterScore};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{
     config::{DecoderConfig, ExpertsConfig, LayerConfig, MAX_LAYERS, MAX_SIZE, NormConfig, SharedConfig},
@@ -59,6 +59,14 @@ pub trait Fields {
     /// A boolean.
     fn flag(&self, key: &str) -> Result<Option<bool>, EngineError> {
         self.typed(key, "true or false", Value::as_bool)
+    }
+
+    /// Checks that a text, if it is there, is the one that is implemented.
+    fn only_text(&self, key: &str, implemented: &str) -> Result<(), EngineError> {
+        match self.text(key)? {
+            Some(other) if other != implemented => Err(self.error(key, format!("is `{other}`; implemented: {implemented}"))),
+            _ => Ok(()),
+        }
     }
 
     /// Text.
@@ -137,6 +145,19 @@ impl HfFields<'_> {
             }
         }
         fields
+    }
+
+    /// With this base, and Llama 3.1's scaling by such a factor where the file says nothing of rotation.
+    #[must_use]
+    pub fn with_llama3_rope(&self, theta: f64, factor: f64) -> Self {
+        let mut usual = json!({"rope_theta": theta});
+        if ["rope_parameters", "rope_scaling"].iter().all(|key| self.value(key).is_none()) {
+            usual["rope_scaling"] = json!({
+                "rope_type": "llama3", "rope_theta": theta, "factor": factor, "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            });
+        }
+        self.with_defaults(&usual)
     }
 
     /// With the values of keys under the names that other families have for them.
@@ -309,6 +330,22 @@ impl HfFields<'_> {
     /// Which layers have the window: as `layer_types` says, or these.
     pub fn sliding_layers(&self, num_layers: usize, usual: impl Fn(usize) -> bool) -> Result<Vec<bool>, EngineError> {
         self.layers_called("layer_types", num_layers, [&["full_attention"], &["sliding_attention"]], usual)
+    }
+
+    /// Checks keys, where they are there, for the value that is implemented: those of the code beside the hub's weights that
+    /// Transformers does not look at.
+    pub fn only(&self, implemented: &[(&str, Value)]) -> Result<(), EngineError> {
+        for (key, known) in implemented {
+            if let Some(other) = self.value(key).filter(|value| value != known) {
+                return Err(self.error(key, format!("is {other}; implemented: {known}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Which layers have experts: as `mlp_layer_types` says, or these.
+    pub fn sparse_layer_types(&self, num_layers: usize, usual: impl Fn(usize) -> bool) -> Result<Vec<bool>, EngineError> {
+        self.layers_called("mlp_layer_types", num_layers, [&["dense"], &["sparse"]], usual)
     }
 
     /// Which layers a list, with a word for each layer, calls by the second of two kinds of names; without the list, these.

@@ -198,7 +198,17 @@ fn byte_level_bpe(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
     }
     inner.with_pre_tokenizer(Some(cut(pre.expressions)?));
     inner.add_tokens(&added);
-    let bos = if vocabulary.flag("add_bos_token", pre.add_bos) { vocabulary.id("bos_token_id")? } else { None };
+    around(vocabulary, inner, pieces, pre.add_bos)
+}
+
+/// A tokenizer around one of the tokenizers library, which adds BOS unless the file says otherwise, or only if it does.
+fn around(
+    vocabulary: &Vocabulary,
+    inner: tokenizers::Tokenizer,
+    pieces: Pieces,
+    add_bos: bool,
+) -> Result<Tokenizer, EngineError> {
+    let bos = if vocabulary.flag("add_bos_token", add_bos) { vocabulary.id("bos_token_id")? } else { None };
     let eos = if vocabulary.flag("add_eos_token", false) { vocabulary.id("eos_token_id")? } else { None };
     Ok(Tokenizer {
         encoder: Encoder::Pipeline { inner: Box::new(inner), bos, eos },
@@ -316,15 +326,5 @@ fn merged_sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineErro
     let spaces = Replace::new(" ", VISIBLE_SPACE).map_err(malformed)?;
     inner.with_normalizer(Some(spaces));
     inner.add_tokens(&added);
-    let bos = if vocabulary.flag("add_bos_token", true) { vocabulary.id("bos_token_id")? } else { None };
-    let eos = if vocabulary.flag("add_eos_token", false) { vocabulary.id("eos_token_id")? } else { None };
-    Ok(Tokenizer {
-        encoder: Encoder::Pipeline { inner: Box::new(inner), bos, eos },
-        pieces,
-        strip_leading_space: false,
-        special_tokens: SpecialTokens::default(),
-        eos_ids: Vec::new(),
-        specials: OnceLock::new(),
-        plain: OnceLock::new(),
-    })
+    around(vocabulary, inner, pieces, true)
 }

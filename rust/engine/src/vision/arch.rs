@@ -192,6 +192,18 @@ impl Reader<'_, '_> {
         Ok(square)
     }
 
+    /// Whether the image processor's patches are the tower's, and as many of them a side become one vector.
+    fn check_processor(&self, tower: &TowerConfig, side: usize) -> Result<(), String> {
+        let own = &self.processor;
+        if [own.patch_size, own.merge_size] == [tower.patch_size, side] {
+            return Ok(());
+        }
+        Err(format!(
+            "is {side} and patches have {} pixels a side; the image processor has {} and {}",
+            tower.patch_size, own.merge_size, own.patch_size
+        ))
+    }
+
     /// A token's id, under any of these keys.
     fn token(&self, keys: [&str; 2]) -> Result<u32, EngineError> {
         for key in keys {

@@ -24,15 +24,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let mut usual = json!({"rms_norm_eps": 1e-5, "rope_theta": 12_000_000.0});
-    if ["rope_parameters", "rope_scaling"].iter().all(|key| fields.value(key).is_none()) {
-        usual["rope_scaling"] = json!({
-            "rope_type": "llama3", "rope_theta": 12_000_000.0, "factor": 8.0, "original_max_position_embeddings": 8192,
-            "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        });
-    }
     let is_xielu = fields.text("hidden_act")?.is_none_or(|name| name == "xielu");
-    let mut fields = fields.with_defaults(&usual);
+    let mut fields = fields.with_llama3_rope(12_000_000.0, 8.0).with_defaults(&json!({"rms_norm_eps": 1e-5}));
     if is_xielu {
         fields.object.remove("hidden_act");
     }

@@ -35,9 +35,7 @@ pub(super) fn read_hf(architecture: &'static str, fields: &HfFields<'_>) -> Resu
         ..fields.decoder(architecture)?
     };
     config.ropes[0].style = RopeStyle::Interleaved;
-    if let Some(other) = fields.text("position_embedding_type")?.filter(|kind| kind != "rope_gptj") {
-        return Err(fields.error("position_embedding_type", format!("is `{other}`; implemented: rope_gptj")));
-    }
+    fields.only_text("position_embedding_type", "rope_gptj")?;
     Ok(config.with_layers(|layer| layer.is_parallel = true))
 }
 

@@ -87,8 +87,7 @@ pub(super) const SARVAM_MLA: Architecture = Architecture {
 fn from_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let config = read_latent(architecture, fields)?;
     let num_dense = fields.size("first_k_dense_replace")?.unwrap_or(0);
-    let kinds: [&[&str]; 2] = [&["dense"], &["sparse"]];
-    let is_sparse = fields.layers_called("mlp_layer_types", config.layers.len(), kinds, |layer| layer >= num_dense)?;
+    let is_sparse = fields.sparse_layer_types(config.layers.len(), |layer| layer >= num_dense)?;
     Ok(config.with_experts(read_experts(fields)?, |layer| is_sparse[layer]))
 }
 
@@ -183,8 +182,13 @@ pub(super) fn with_sigmoid_experts(
     experts.has_correction = fields.weights.contains(WeightId::layer(num_dense, Role::RouterCorrection));
     experts.rule.score = RouterScore::Sigmoid;
     experts.rule.normalize = experts.rule.normalize.map(|_| EPS);
-    experts.rule.groups = experts.rule.groups.map(|groups| ExpertGroups { by_two_best: true, ..groups });
+    set_by_two_best(&mut experts);
     Ok(config.with_experts(experts, |layer| layer >= num_dense))
+}
+
+/// Groups of experts, if there are any, are those with the largest sums of two.
+pub(super) fn set_by_two_best(experts: &mut ExpertsConfig) {
+    experts.rule.groups = experts.rule.groups.map(|groups| ExpertGroups { by_two_best: true, ..groups });
 }
 
 /// `mscale` is squared into the scale of scores.

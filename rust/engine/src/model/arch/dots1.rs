@@ -106,8 +106,7 @@ fn read_hy(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
         "num_experts_per_tok": 8, "num_shared_experts": 1, "moe_intermediate_size": 1536, "router_scaling_factor": 2.826,
     }));
     let config = with_norms(fields.decoder("hy_v3")?);
-    let kinds: [&[&str]; 2] = [&["dense"], &["sparse"]];
-    let is_sparse = fields.layers_called("mlp_layer_types", config.layers.len(), kinds, |layer| layer > 0)?;
+    let is_sparse = fields.sparse_layer_types(config.layers.len(), |layer| layer > 0)?;
     let fields = fields.renamed(&[
         ("num_experts", "n_routed_experts"),
         ("num_shared_experts", "n_shared_experts"),

@@ -57,8 +57,7 @@ fn read_moe(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     }));
     let config = read_hf("exaone_moe", &fields)?;
     let num_dense = fields.required_size("first_k_dense_replace")?;
-    let kinds: [&[&str]; 2] = [&["dense"], &["sparse"]];
-    let is_sparse = fields.layers_called("mlp_layer_types", config.layers.len(), kinds, |layer| layer >= num_dense)?;
+    let is_sparse = fields.sparse_layer_types(config.layers.len(), |layer| layer >= num_dense)?;
     let fields = fields.renamed(&[("num_experts", "n_routed_experts"), ("num_shared_experts", "n_shared_experts")]);
     Ok(config.with_experts(deepseek::read_experts(&fields)?, |layer| is_sparse[layer]))
 }

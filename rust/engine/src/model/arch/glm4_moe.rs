@@ -1,6 +1,6 @@
 //! GLM 4.5 to 4.7: experts chosen as in DeepSeek-V3 (arXiv:2412.19437), behind some dense layers.
 
-use device::{ExpertGroups, RopeStyle, RouterScore};
+use device::{RopeStyle, RouterScore};
 
 use super::{Architecture, deepseek};
 use crate::{
@@ -29,7 +29,7 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     experts.has_correction = true;
     experts.rule.score = RouterScore::Sigmoid;
     experts.rule.normalize = fields.flag("expert_weights_norm")?.unwrap_or(true).then_some(deepseek::EPS);
-    experts.rule.groups = experts.rule.groups.map(|groups| ExpertGroups { by_two_best: true, ..groups });
+    deepseek::set_by_two_best(&mut experts);
     let num_dense = fields.size("leading_dense_block_count")?.unwrap_or(0);
     let is_normed = fields.weights.contains(WeightId::layer(0, Role::AttnQNorm));
     let config = config.with_layers(|layer| {

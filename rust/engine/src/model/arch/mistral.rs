@@ -38,17 +38,10 @@ pub(super) const CWM: Architecture = Architecture {
     gguf: "llama",
     names: &[],
     from_hf: |fields| {
-        let mut usual = json!({
-            "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "sliding_window": 8192,
+        let fields = fields.with_llama3_rope(1_000_000.0, 16.0).with_defaults(&json!({
+            "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "sliding_window": 8192,
             "eos_token_id": [128_001, 128_008, 128_009],
-        });
-        if ["rope_parameters", "rope_scaling"].iter().all(|key| fields.value(key).is_none()) {
-            usual["rope_scaling"] = json!({
-                "rope_type": "llama3", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 8192,
-                "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            });
-        }
-        let fields = fields.with_defaults(&usual);
+        }));
         let config = fields.decoder("cwm")?;
         let window = fields.size("sliding_window")?.filter(|window| *window > 0);
         let sliding = fields.sliding_layers(config.layers.len(), |layer| !layer.is_multiple_of(4))?;

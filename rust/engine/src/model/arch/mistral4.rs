@@ -1,13 +1,12 @@
 //! Mistral 4: latent attention whose queries grow with their position, and experts beside a shared one.
 
-use device::ExpertGroups;
 use serde_json::json;
 
 use super::{Architecture, deepseek, ministral3};
 use crate::{
     EngineError,
     model::{
-        config::{DecoderConfig, ExpertsConfig, FfnConfig},
+        config::{DecoderConfig, FfnConfig},
         fields::{Fields, GgufFields, HfFields},
     },
     weights::Role,
@@ -41,7 +40,8 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let part = fields.rope_number("partial_rotary_factor")?;
     config.ropes[0].rotary_dim = part.map_or(rope_dim, |part| (part * (rope_dim + nope_dim) as f64) as usize);
     let mut experts = deepseek::read_experts(&fields)?;
-    set_groups(&mut experts);
+    // Though softmax scores them.
+    deepseek::set_by_two_best(&mut experts);
     let num_dense = fields.size("first_k_dense_replace")?.unwrap_or(0);
     let config = config.with_experts(experts, |layer| layer >= num_dense);
     let rope = fields.child("rope_parameters")?.unwrap_or(fields);
@@ -52,13 +52,8 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     let config = deepseek::from_gguf("mistral4", fields)?.with_layers(|layer| {
         if let FfnConfig::Experts(experts) = &mut layer.ffn {
-            set_groups(experts);
+            deepseek::set_by_two_best(experts);
         }
     });
     ministral3::with_gguf_scale(config, fields)
-}
-
-/// Its groups of experts are those with the largest sums of two, though softmax scores them.
-fn set_groups(experts: &mut ExpertsConfig) {
-    experts.rule.groups = experts.rule.groups.map(|groups| ExpertGroups { by_two_best: true, ..groups });
 }

@@ -85,8 +85,7 @@ fn read_mellum(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
         layer.attention.rope = Some(usize::from(*slides));
     }
     let window = fields.size("sliding_window")?;
-    let kinds: [&[&str]; 2] = [&["dense"], &["sparse"]];
-    let is_sparse = fields.layers_called("mlp_layer_types", num_layers, kinds, |_| true)?;
+    let is_sparse = fields.sparse_layer_types(num_layers, |_| true)?;
     let config = config.with_experts(qwen2_moe::read_experts(&fields)?, |layer| is_sparse[layer]);
     Ok(config.with_windows(|layer| window.filter(|_| sliding[layer])))
 }

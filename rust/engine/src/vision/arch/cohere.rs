@@ -13,10 +13,7 @@ use crate::{
 
 /// What both have in common, with the usual sizes of the tower.
 fn siglip(reader: &Reader<'_, '_>, usual: [usize; 6], inner_size: usize) -> Result<(TowerConfig, ProjectorConfig), EngineError> {
-    let kind = reader.vision.text("model_type")?;
-    if let Some(other) = kind.filter(|kind| kind != "siglip_vision_model") {
-        return Err(reader.vision.error("model_type", format!("is `{other}`; implemented: siglip_vision_model")));
-    }
+    reader.vision.only_text("model_type", "siglip_vision_model")?;
     let tower = reader.clip(usual, "gelu_pytorch_tanh", 1e-6)?;
     let Positions::Learned { side } = tower.positions else { unreachable!("the tower is a SigLIP") };
     let factor = reader.whole.size("downsample_factor")?.unwrap_or(2);
@@ -38,10 +35,7 @@ fn siglip(reader: &Reader<'_, '_>, usual: [usize; 6], inner_size: usize) -> Resu
 pub(super) fn aya_vision(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     let inner_size = reader.whole.size("alignment_intermediate_size")?.unwrap_or(reader.decoder.hidden_size);
     let (tower, mut projector) = siglip(reader, [1152, 4304, 26, 14, 384, 14], inner_size)?;
-    let strategy = reader.whole.text("vision_feature_select_strategy")?;
-    if let Some(other) = strategy.filter(|strategy| strategy != "full") {
-        return Err(reader.whole.error("vision_feature_select_strategy", format!("is `{other}`; implemented: full")));
-    }
+    reader.whole.only_text("vision_feature_select_strategy", "full")?;
     let num_layers = Reader::layers_up_to(reader.whole, "vision_feature_layer", tower.num_layers, -1)?;
     let eps = reader.whole.number("adapter_layer_norm_eps")?.unwrap_or(1e-6) as f32;
     projector.late_norm = Some(ProjectorNorm { name: "layernorm", kind: NormKind::Layer, eps, offset: 0.0 });

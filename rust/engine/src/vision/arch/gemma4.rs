@@ -65,14 +65,7 @@ pub(super) fn gemma4(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineErro
     };
     let side = reader.size("position_embedding_size", 10 * 1024)?;
     let pooled = reader.size("pooling_kernel_size", 3)?;
-    let own = &reader.processor;
-    if [own.patch_size, own.merge_size] != [tower.patch_size, pooled] {
-        let why = format!(
-            "is {pooled} and patches have {} pixels a side; the image processor has {} and {}",
-            tower.patch_size, own.merge_size, own.patch_size
-        );
-        return Err(reader.vision.error("pooling_kernel_size", why));
-    }
+    reader.check_processor(&tower, pooled).map_err(|why| reader.vision.error("pooling_kernel_size", why))?;
     let is_standardized = reader.vision.flag("standardize")?.unwrap_or(false);
     let eps = reader.number("rms_norm_eps", 1e-6)?;
     let tower = TowerConfig {

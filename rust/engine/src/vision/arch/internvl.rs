@@ -46,10 +46,7 @@ pub(super) fn internvl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineEr
     if Reader::layers_up_to(reader.whole, "vision_feature_layer", tower.num_layers, -1)? != tower.num_layers {
         return Err(reader.whole.error("vision_feature_layer", "is not the last one; implemented: -1"));
     }
-    let strategy = reader.whole.text("vision_feature_select_strategy")?;
-    if let Some(other) = strategy.filter(|strategy| strategy != "default") {
-        return Err(reader.whole.error("vision_feature_select_strategy", format!("is `{other}`; implemented: default")));
-    }
+    reader.whole.only_text("vision_feature_select_strategy", "default")?;
     let Positions::Learned { side } = tower.positions else { unreachable!("the same as a CLIP's") };
     let square = Reader::square(reader.whole, "downsample_ratio", side)?;
     let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;

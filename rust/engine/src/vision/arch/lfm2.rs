@@ -12,10 +12,7 @@ use crate::{
 };
 
 pub(super) fn lfm2_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
-    let kind = reader.vision.text("model_type")?;
-    if let Some(other) = kind.filter(|kind| kind != "siglip2_vision_model") {
-        return Err(reader.vision.error("model_type", format!("is `{other}`; implemented: siglip2_vision_model")));
-    }
+    reader.vision.only_text("model_type", "siglip2_vision_model")?;
     let num_patches = reader.size("num_patches", 256)?;
     let side = num_patches.isqrt();
     if side * side != num_patches {
@@ -28,14 +25,7 @@ pub(super) fn lfm2_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineErr
     }
     let tower = TowerConfig { positions: Positions::Resized { side }, patch_layout: PatchLayout::Pixels, ..tower };
     let factor = reader.whole.size("downsample_factor")?.unwrap_or(2);
-    let own = &reader.processor;
-    if [own.patch_size, own.merge_size] != [tower.patch_size, factor] {
-        let why = format!(
-            "is {factor} and patches have {} pixels a side; the image processor has {} and {}",
-            tower.patch_size, own.merge_size, own.patch_size
-        );
-        return Err(reader.whole.error("downsample_factor", why));
-    }
+    reader.check_processor(&tower, factor).map_err(|why| reader.whole.error("downsample_factor", why))?;
     if !reader.whole.flag("use_image_special_tokens")?.unwrap_or(true) {
         return Err(reader.whole.error("use_image_special_tokens", "is false; implemented: true"));
     }

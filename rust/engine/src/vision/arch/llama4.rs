@@ -39,10 +39,7 @@ pub(super) fn llama4(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineErro
     let tower = reader.clip([768, 5632, 34, 16, 448, 14], "gelu", 1e-5)?;
     let Positions::Learned { side } = tower.positions else { unreachable!("the same as a CLIP's") };
     let square = Reader::square(&reader.vision, "pixel_shuffle_ratio", side)?;
-    let strategy = reader.vision.text("vision_feature_select_strategy")?;
-    if let Some(other) = strategy.filter(|strategy| strategy != "default") {
-        return Err(reader.vision.error("vision_feature_select_strategy", format!("is `{other}`; implemented: default")));
-    }
+    reader.vision.only_text("vision_feature_select_strategy", "default")?;
     // The sizes and the kind of norm that the file need not say are those of the code, which has no keys for them.
     let tower = TowerConfig {
         eps: 1e-5,
