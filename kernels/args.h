@@ -9,7 +9,8 @@ enum ElementType : uint32_t { ELEMENT_F32 = 0, ELEMENT_F16 = 1, ELEMENT_BF16 = 2
 enum ActivationKind : uint32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1, ACTIVATION_GELU = 2, ACTIVATION_QUICK_GELU = 3,
     ACTIVATION_CLAMPED = 4, // (up + 1) * gate * sigmoid(alpha * gate), gate at most limit, up from -limit to limit
     ACTIVATION_RELU = 5, ACTIVATION_RELU2 = 6,
-    ACTIVATION_XIELU = 7 }; // linear * x + (x > 0 ? positive * x^2 : negative * (e^min(x, eps) - 1 - x))
+    ACTIVATION_XIELU = 7, // linear * x + (x > 0 ? positive * x^2 : negative * (e^min(x, eps) - 1 - x))
+    ACTIVATION_IDENTITY = 8 };
 
 // Norm of q or k heads.
 struct HeadNormArgs {
@@ -28,6 +29,7 @@ struct RopeAndCacheArgs {
     const float* v;                 // [num_tokens, v_stride]
     HeadNormArgs q_norm;
     HeadNormArgs k_norm;
+    HeadNormArgs v_norm;
     const float* cos;               // [max_positions, rotary_dim / 2], or null for no rotation
     const float* sin;
     const uint32_t* rope_positions; // [num_tokens], rows of cos and sin
@@ -168,6 +170,23 @@ struct GatedActivationArgs {
     float positive, negative, linear, eps; // of ACTIVATION_XIELU
 };
 
+// scale_and_clamp: x *= scale; what is less than `least` becomes that, what is more than `most` that. NaN stays NaN.
+struct ScaleAndClampArgs {
+    float* x; // [count]
+    uint64_t count;
+    float scale, least, most;
+    uint32_t reserved;
+};
+
+// layer_inputs: x = (norm(x) + tokens) * scale, an RMS norm of each part.
+struct LayerInputsArgs {
+    float* x;            // [num_parts, width]
+    const float* tokens; // likewise
+    const float* weight; // [width]
+    uint32_t num_parts, width;
+    float eps, scale;
+};
+
 // embed_*: out[i] = table[token_ids[i]] * scale.
 struct EmbedArgs {
     const uint8_t* table; // [vocab_size, row_bytes] bytes
@@ -296,6 +315,7 @@ constexpr unsigned MAX_EXPERT_GROUPS = 32;
 struct RouteArgs {
     const float* logits;     // [num_rows, num_experts]
     const float* correction; // [num_experts], added to the scores that experts are chosen by; or null
+    const float* scales;     // [num_experts], multiplied into the weights in the end; or null
     uint32_t* chosen;        // [num_rows, num_chosen]
     float* weights;          // [num_rows, num_chosen]
     GroupTile* tiles;        // [num_tiles], those that are not needed with no rows

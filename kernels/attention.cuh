@@ -167,26 +167,32 @@ __device__ __forceinline__ void online_softmax_update(float (&scores)[EIGHTS][4]
     }
 }
 
-// 16 query vectors of one warp, and what they have seen.
-template <class T, int D, int KEYS>
+// 16 query vectors of one warp, and what they have seen. Of wide heads, SHARES warps have the same vectors and the columns between
+// them: each multiplies its columns of queries and keys, and sums its columns of the values.
+template <class T, int D, int KEYS, int SHARES = 1>
 struct QueryRows {
     using Element = typename TileElement<T>::Type;
     using Tile = ::Tile<T, D, KEYS>;
-    static constexpr int STEPS = D / 16;
+    static constexpr int STEPS = D / 16 / SHARES, TILES = Tile::COLS / 8 / SHARES;
+    static_assert(SHARES == 1 || D % (32 * SHARES) == 0);
     // Longer vectors are read again for each tile: their sums need the registers.
-    static constexpr bool KEEPS_QUERIES = D <= 128;
+    static constexpr bool KEEPS_QUERIES = D / SHARES <= 128;
 
     const unsigned char* queries;
     uint32_t kept[KEEPS_QUERIES ? STEPS : 1][4];
-    float sums[Tile::COLS / 8][4];
+    float sums[TILES][4];
     float largest[2], total[2];  // Of vectors g and g + 8; totals of this lane's keys.
     int begin[2], last[2];       // The keys that they see.
     float scale, softcap;
+    int share;
 
     // `vector`: the first of the 16 within the work.
     __device__ __forceinline__ QueryRows(const AttentionArgs& args, const AttentionWork& work, const unsigned char* own_queries,
-                                         unsigned vector)
-        : queries(own_queries), scale(args.softcap > 0.0f ? args.scale / args.softcap : args.scale * LOG2_E), softcap(args.softcap) {
+                                         unsigned vector, int own_share = 0)
+        : queries(own_queries),
+          scale(args.softcap > 0.0f ? args.scale / args.softcap : args.scale * LOG2_E),
+          softcap(args.softcap),
+          share(own_share) {
         const unsigned queries_per_kv = args.num_heads / args.num_kv_heads;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -198,15 +204,20 @@ struct QueryRows {
             total[i] = 0.0f;
         }
 #pragma unroll
-        for (int n = 0; n < Tile::COLS / 8; n++) {
+        for (int n = 0; n < TILES; n++) {
             for (int i = 0; i < 4; i++) sums[n][i] = 0.0f;
         }
         if constexpr (KEEPS_QUERIES) {
 #pragma unroll
-            for (int step = 0; step < STEPS; step++) load_queries<T, D>(kept[step], queries, step);
+            for (int step = 0; step < STEPS; step++) load_queries<T, D>(kept[step], queries, first_step() + step);
         }
     }
 
+    // Where this warp's columns begin.
+    __device__ __forceinline__ int first_step() const { return SHARES == 1 ? 0 : share * STEPS; }
+    __device__ __forceinline__ int first_tile() const { return SHARES == 1 ? 0 : share * TILES; }
+
+    // Products of this warp's columns.
     __device__ __forceinline__ void score(const unsigned char* tile, float (&scores)[KEYS / 8][4]) {
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++) {
@@ -218,12 +229,12 @@ struct QueryRows {
             if constexpr (KEEPS_QUERIES) {
                 for (int i = 0; i < 4; i++) query[i] = kept[step][i];
             } else {
-                load_queries<T, D>(query, queries, step);
+                load_queries<T, D>(query, queries, first_step() + step);
             }
 #pragma unroll
             for (int keys = 0; keys < KEYS; keys += 16) {
                 uint32_t k[4];
-                load_keys<T, D, KEYS>(k, tile, keys, step);
+                load_keys<T, D, KEYS>(k, tile, keys, first_step() + step);
                 multiply_tiles<Element>(scores[keys / 8], query, k[0], k[1]);
                 multiply_tiles<Element>(scores[keys / 8 + 1], query, k[2], k[3]);
             }
@@ -264,17 +275,18 @@ struct QueryRows {
         const unsigned lane = threadIdx.x % 32;
         const unsigned char* v = tile + Tile::V + keys * Tile::ROW_BYTES;
         if constexpr (!HAS_SCALES<T>) {
+            const unsigned char* own = v + (lane % 16) * Tile::ROW_BYTES + first_tile() * 16 + lane / 16 * 16;
 #pragma unroll
-            for (int n = 0; n < D / 8; n += 2) {
+            for (int n = 0; n < TILES; n += 2) {
                 uint32_t values[4];
-                load_matrices_transposed(values, v + (lane % 16) * Tile::ROW_BYTES + n * 16 + lane / 16 * 16);
+                load_matrices_transposed(values, own + n * 16);
                 multiply_tiles<Element>(sums[n], weights, values[0], values[1]);
                 multiply_tiles<Element>(sums[n + 1], weights, values[2], values[3]);
             }
         } else {
-            const unsigned char* own = v + lane % 4 * 2 * Tile::ROW_BYTES + lane / 4 * 4;
+            const unsigned char* own = v + lane % 4 * 2 * Tile::ROW_BYTES + first_tile() * 8 + lane / 4 * 4;
 #pragma unroll
-            for (int n = 0; n < Tile::COLS / 8; n += 4) {
+            for (int n = 0; n < TILES; n += 4) {
                 uint32_t codes[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
@@ -293,8 +305,14 @@ struct QueryRows {
 
     // All that a tile adds.
     __device__ __forceinline__ void see(const unsigned char* tile, int first, int end) {
+        static_assert(SHARES == 1);
         float scores[KEYS / 8][4];
         score(tile, scores);
+        add(tile, first, end, scores);
+    }
+
+    // All that a tile adds whose products with the queries are these.
+    __device__ __forceinline__ void add(const unsigned char* tile, int first, int end, float (&scores)[KEYS / 8][4]) {
         finish_scores(tile, first, end, scores);
         online_softmax_update(scores, sums, largest, total);
 #pragma unroll
@@ -326,9 +344,9 @@ struct QueryRows {
     }
 
     // The column of sums[n][i].
-    static __device__ __forceinline__ int column(int n, int i) {
-        const int slot = threadIdx.x % 4 * 2 + i % 2;
-        return HAS_SCALES<T> ? n / 4 * 32 + 4 * slot + n % 4 : 8 * n + slot;
+    __device__ __forceinline__ int column(int n, int i) const {
+        const int slot = threadIdx.x % 4 * 2 + i % 2, tile = first_tile() + n;
+        return HAS_SCALES<T> ? tile / 4 * 32 + 4 * slot + tile % 4 : 8 * tile + slot;
     }
 };
 
@@ -381,6 +399,29 @@ struct ResultRow {
         if (to_part) args.part_lse[row] = total > 0.0f ? largest + log2f(total) : NO_SCORE;
     }
 };
+
+// Writes what 16 vectors have summed of this warp's columns; `vector` is the first of them within the work.
+template <class T, int D, int KEYS, int SHARES>
+__device__ __forceinline__ void write_rows(const AttentionArgs& args, const AttentionWork& work, unsigned kv_head, unsigned vector,
+                                           const QueryRows<T, D, KEYS, SHARES>& rows) {
+    const unsigned vectors = work.num_rows * (args.num_heads / args.num_kv_heads);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const unsigned own = vector + threadIdx.x % 32 / 4 + 8 * i;
+        if (own >= vectors) continue;
+        const ResultRow result(args, work, kv_head, own);
+        const float factor = result.factor(rows.largest[i], rows.total[i]);
+#pragma unroll
+        for (int n = 0; n < rows.TILES; n++) {
+#pragma unroll
+            for (int j = 2 * i; j < 2 * i + 2; j++) {
+                const int column = rows.column(n, j);
+                if (column < D) result.write(args, result.row * D + column, rows.sums[n][j] * factor);
+            }
+        }
+        if (rows.share == 0 && threadIdx.x % 4 == 0) result.write_lse(args, rows.largest[i], rows.total[i]);
+    }
+}
 
 // WHAT(type's name in symbols, type, head size) for each head size, and for each type of the cache but f32.
 #define EACH_HEAD_DIM(WHAT, NAME, T) \

@@ -13,10 +13,12 @@
 namespace {
 
 constexpr unsigned WARPS = 4;
-constexpr unsigned MAX_HEAD_DIM = 256;
+
+template <unsigned MAX_HEAD_DIM>
 constexpr unsigned SHARED_BYTES = WARPS * (MAX_HEAD_DIM + 32) * sizeof(float);
 
 // One query vector of a warp.
+template <unsigned MAX_HEAD_DIM>
 struct Query {
     float* q;        // [head_dim] in shared memory
     float* weights;  // [32] in shared memory
@@ -24,25 +26,25 @@ struct Query {
     float largest, total;
 };
 
-__device__ float score(const AttentionArgs& args, const Query& query, const float* k, uint32_t head_dim) {
+__device__ float score(const AttentionArgs& args, const float* q, const float* k, uint32_t head_dim) {
     float dot = 0.0f;
     for (uint32_t i = 0; i < head_dim; i += 4) {
-        const float4 a = *reinterpret_cast<const float4*>(query.q + i), b = *reinterpret_cast<const float4*>(k + i);
+        const float4 a = *reinterpret_cast<const float4*>(q + i), b = *reinterpret_cast<const float4*>(k + i);
         dot += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
     }
     dot *= args.scale;
     return (args.softcap > 0.0f ? args.softcap * tanhf(dot / args.softcap) : dot) * LOG2_E;
 }
 
-}  // namespace
-
-KERNEL(attention_f32, AttentionArgs, WARPS * 32, SHARED_BYTES) {
+// Heads of up to MAX_HEAD_DIM elements.
+template <unsigned MAX_HEAD_DIM>
+__device__ void attend(const AttentionArgs& args) {
     SHARED_MEMORY(shared);
     const AttentionWork work = args.work[blockIdx.x / args.num_kv_heads];
     if (work.num_rows == 0) return;
     const uint32_t head_dim = args.head_dim, queries_per_kv = args.num_heads / args.num_kv_heads, kv_head = blockIdx.x % args.num_kv_heads;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Query query;
+    Query<MAX_HEAD_DIM> query;
     query.q = reinterpret_cast<float*>(shared) + warp * MAX_HEAD_DIM;
     query.weights = reinterpret_cast<float*>(shared) + WARPS * MAX_HEAD_DIM + warp * 32;
 
@@ -62,7 +64,7 @@ KERNEL(attention_f32, AttentionArgs, WARPS * 32, SHARED_BYTES) {
             __syncwarp();
             const uint32_t key = first + lane;
             const bool seen = key >= begin && key < end;
-            const float own = seen ? score(args, query, keys.vector(table[key / args.block_size], kv_head, key % args.block_size), head_dim)
+            const float own = seen ? score(args, query.q, keys.vector(table[key / args.block_size], kv_head, key % args.block_size), head_dim)
                                    : NO_SCORE;
             const float most = fmaxf(query.largest, warp_max(own));
             const float base = most == NO_SCORE ? 0.0f : most;
@@ -93,3 +95,8 @@ KERNEL(attention_f32, AttentionArgs, WARPS * 32, SHARED_BYTES) {
         __syncwarp();
     }
 }
+
+}  // namespace
+
+KERNEL(attention_f32, AttentionArgs, WARPS * 32, SHARED_BYTES<256>) { attend<256>(args); }
+KERNEL(attention_f32_d512, AttentionArgs, WARPS * 32, SHARED_BYTES<512>) { attend<512>(args); }

@@ -8,6 +8,8 @@
 //   gather_rows       CTA: a row; 8 bytes an element
 //   round_values      thread i: elements 4 i .. 4 i + 4 of a flat list; 6 bytes an element
 //   fill_bias         CTA: a row; 4 bytes an element, 8 when it is added
+//   scale_and_clamp   thread i: elements 4 i .. 4 i + 4 of a flat list; 8 bytes an element
+//   layer_inputs      warp: a part of a row; 12 bytes an element
 //
 // All wait for memory: 4096 rows of 4096 elements through rms_norm with y are 0.3 GB, at 4.3 TB/s 70 us; a step of few rows is
 // one launch.
@@ -84,6 +86,7 @@ __device__ void norm(const NormArgs& args) {
 __device__ float activate(const GatedActivationArgs& args, float x) {
     const uint32_t activation = args.activation;
     if (activation == ACTIVATION_SILU) return silu(x);
+    if (activation == ACTIVATION_IDENTITY) return x;
     if (activation == ACTIVATION_GELU_TANH) return 0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
     if (activation == ACTIVATION_QUICK_GELU) return x / (1.0f + expf(-1.702f * x));
     if (activation == ACTIVATION_RELU) return x < 0.0f ? 0.0f : x;
@@ -137,6 +140,34 @@ KERNEL(round_values, RoundValuesArgs, THREADS, 0) {
         x = make_float4(within_f16(x.x), within_f16(x.y), within_f16(x.z), within_f16(x.w));
     }
     store_four_as(args.out_type, args.out, at, x);
+}
+
+KERNEL(scale_and_clamp, ScaleAndClampArgs, THREADS, 0) {
+    const size_t at = (size_t(blockIdx.x) * THREADS + threadIdx.x) * 4;
+    // Comparisons leave NaN as it is.
+    const auto bounded = [&](float x) {
+        x *= args.scale;
+        x = x < args.least ? args.least : x;
+        return x > args.most ? args.most : x;
+    };
+    if (at + 4 <= args.count) {
+        const float4 x = load_four(args.x + at);
+        *reinterpret_cast<float4*>(args.x + at) = make_float4(bounded(x.x), bounded(x.y), bounded(x.z), bounded(x.w));
+    } else {
+        for (size_t i = at; i < args.count; i++) args.x[i] = bounded(args.x[i]);
+    }
+}
+
+KERNEL(layer_inputs, LayerInputsArgs, THREADS, 0) {
+    const unsigned lane = threadIdx.x % 32;
+    const uint32_t part = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (part >= args.num_parts) return;
+    float* x = args.x + size_t(part) * args.width;
+    const float* tokens = args.tokens + size_t(part) * args.width;
+    float squares = 0.0f;
+    for (uint32_t i = lane; i < args.width; i += 32) squares += x[i] * x[i];
+    const float factor = 1.0f / sqrtf(warp_sum(squares) / args.width + args.eps);
+    for (uint32_t i = lane; i < args.width; i += 32) x[i] = (x[i] * factor * args.weight[i] + tokens[i]) * args.scale;
 }
 
 KERNEL(fill_bias, FillBiasArgs, THREADS, 0) {

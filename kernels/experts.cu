@@ -246,7 +246,8 @@ __device__ __forceinline__ void weigh(const RouteArgs& args, unsigned row, const
         } else if (args.normalizes) {
             weight /= sum + args.normalize_eps;
         }
-        weights[place] = weight * args.scale;
+        weight *= args.scale;
+        weights[place] = args.scales ? weight * args.scales[chosen[place]] : weight;
     }
 }
 

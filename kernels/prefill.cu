@@ -29,7 +29,7 @@ __device__ void prefill(const AttentionArgs& args) {
     const AttentionWork work = args.work[blockIdx.x];
     if (work.num_rows == 0) return;
 
-    const unsigned warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
+    const unsigned warp = threadIdx.x / 32;
     unsigned char* tiles = shared + Prefill::QUERY_BYTES;
     const TileCopier<T, D, KEYS, Prefill::THREADS> copier(args, work, blockIdx.y, threadIdx.x);
     copier.copy(tiles, work.key_begin);
@@ -51,23 +51,7 @@ __device__ void prefill(const AttentionArgs& args) {
     copy_wait<0>();
     rows.finish();
 
-    const unsigned vectors = work.num_rows * (args.num_heads / args.num_kv_heads);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const unsigned vector = warp * 16 + g + 8 * i;
-        if (vector >= vectors) continue;
-        const ResultRow result(args, work, blockIdx.y, vector);
-        const float factor = result.factor(rows.largest[i], rows.total[i]);
-#pragma unroll
-        for (int n = 0; n < Tile<T, D, KEYS>::COLS / 8; n++) {
-#pragma unroll
-            for (int j = 2 * i; j < 2 * i + 2; j++) {
-                const int column = rows.column(n, j);
-                if (column < D) result.write(args, result.row * D + column, rows.sums[n][j] * factor);
-            }
-        }
-        if (threadIdx.x % 4 == 0) result.write_lse(args, rows.largest[i], rows.total[i]);
-    }
+    write_rows(args, work, blockIdx.y, warp * 16, rows);
 }
 
 }  // namespace

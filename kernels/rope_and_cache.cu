@@ -2,10 +2,10 @@
 //
 //   q [num_tokens, num_heads, D], k, v [num_tokens, num_kv_heads, D], f32
 //
-//   CTA: 4 warps     warp: one head of one token     lane l: elements 4 l .. 4 l + 4 and 128 + 4 l .. 128 + 4 l + 4
+//   CTA: 4 warps     warp: one head of one token     lane l: elements 4 l .. 4 l + 4, 128 + 4 l .. 128 + 4 l + 4, ...
 //   heads of a token:     q 0 .. q H-1 | k 0 .. k KH-1 | v 0 .. v KH-1
 //
-//   head -> (RMS or layer norm) -> (rotation: partners through shared memory) -> q in place, or the block of its slot:
+//   head -> (RMS or layer norm) -> (rotation of q and k: partners through shared memory) -> q in place, or the block of its slot:
 //   plane + block * block_bytes: [KH, block_size, D] elements, then [KH, block_size] scales of the one-byte types
 //
 // Bytes of a token: 8 H D of q (read and written), 8 KH D of k and v, 2 KH D times the cache's element; about 4 operations an
@@ -16,36 +16,40 @@
 namespace {
 
 constexpr unsigned WARPS = 4;
-constexpr unsigned MAX_HEAD_DIM = 256;
-constexpr unsigned SHARED_BYTES = WARPS * MAX_HEAD_DIM * sizeof(float);
 
-// A lane's share of a head: two runs of four elements, the second from 128 on.
+// A head has RUNS runs of 128 elements at most.
+template <int RUNS>
+constexpr unsigned SHARED_BYTES = WARPS * RUNS * 128 * sizeof(float);
+
+// A lane's share of a head: four elements of each run.
+template <int RUNS>
 struct Head {
-    float x[2][4];
+    float x[RUNS][4];
 };
 
 __device__ __forceinline__ unsigned first_element(int run) { return run * 128 + threadIdx.x % 32 * 4; }
 
 // `which`: the head's number among those with this norm.
-__device__ void normalise(Head& head, const HeadNormArgs& norm, unsigned which, unsigned head_dim) {
+template <int RUNS>
+__device__ void normalise(Head<RUNS>& head, const HeadNormArgs& norm, unsigned which, unsigned head_dim) {
     const float* weight = norm.weight + which * norm.stride;
     if (norm.has_mean) {
         // Elements past the head are zeros, and stay so.
         float sum = 0.0f;
-        for (int run = 0; run < 2; run++) {
+        for (int run = 0; run < RUNS; run++) {
             for (int i = 0; i < 4; i++) sum += head.x[run][i];
         }
         const float mean = warp_sum(sum) / head_dim;
-        for (int run = 0; run < 2; run++) {
+        for (int run = 0; run < RUNS; run++) {
             for (int i = 0; i < 4 && first_element(run) < head_dim; i++) head.x[run][i] -= mean;
         }
     }
     float squares = 0.0f;
-    for (int run = 0; run < 2; run++) {
+    for (int run = 0; run < RUNS; run++) {
         for (int i = 0; i < 4; i++) squares += head.x[run][i] * head.x[run][i];
     }
     const float scale = 1.0f / sqrtf(warp_sum(squares) / head_dim + norm.eps);
-    for (int run = 0; run < 2; run++) {
+    for (int run = 0; run < RUNS; run++) {
         const unsigned first = first_element(run);
         if (first >= head_dim) continue;
         for (int i = 0; i < 4; i++) head.x[run][i] *= scale * weight[first + i];
@@ -55,17 +59,18 @@ __device__ void normalise(Head& head, const HeadNormArgs& norm, unsigned which, 
     }
 }
 
-__device__ void rotate(Head& head, float* shared, const RopeAndCacheArgs& args, unsigned token) {
+template <int RUNS>
+__device__ void rotate(Head<RUNS>& head, float* shared, const RopeAndCacheArgs& args, unsigned token) {
     const unsigned half = args.rotary_dim / 2;
     const float* cos = args.cos + size_t(args.rope_positions[token]) * half;
     const float* sin = args.sin + size_t(args.rope_positions[token]) * half;
-    for (int run = 0; run < 2; run++) {
+    for (int run = 0; run < RUNS; run++) {
         const unsigned first = first_element(run);
         if (first >= args.head_dim) continue;
         for (int i = 0; i < 4; i++) shared[first + i] = head.x[run][i];
     }
     __syncwarp();
-    for (int run = 0; run < 2; run++) {
+    for (int run = 0; run < RUNS; run++) {
         for (int i = 0; i < 4; i++) {
             const unsigned at = first_element(run) + i;
             if (at >= args.rotary_dim) continue;
@@ -88,26 +93,26 @@ __device__ void store(f16* to, const float (&x)[4]) {
         uint2{pack<f16>(saturated(x[0]), saturated(x[1])), pack<f16>(saturated(x[2]), saturated(x[3]))};
 }
 
-template <class T>
-__device__ void write(const Plane<T>& plane, uint64_t slot, uint32_t kv_head, const Head& head) {
+template <class T, int RUNS>
+__device__ void write(const Plane<T>& plane, uint64_t slot, uint32_t kv_head, const Head<RUNS>& head) {
     const uint64_t block = slot / plane.block_size;
     const uint32_t offset = uint32_t(slot % plane.block_size);
     T* vector = plane.vector(block, kv_head, offset);
     if constexpr (!HAS_SCALES<T>) {
-        for (int run = 0; run < 2; run++) {
+        for (int run = 0; run < RUNS; run++) {
             if (first_element(run) < plane.head_dim) store(vector + first_element(run), head.x[run]);
         }
     } else {
         // Magnitudes compare as their bits; those of NaN are the greatest. Elements past the head are zeros.
         uint32_t largest = 0;
-        for (int run = 0; run < 2; run++) {
+        for (int run = 0; run < RUNS; run++) {
             for (int i = 0; i < 4; i++) largest = max(largest, __float_as_uint(head.x[run][i]) & 0x7fffffffu);
         }
         for (int with = 16; with > 0; with /= 2) largest = max(largest, __shfl_xor_sync(WHOLE_WARP, largest, with));
         const uint32_t bits = scale_bits<T>(largest);
         const float scale = __uint_as_float(bits << 16);
         const bool empty = !(scale > 0.0f);
-        for (int run = 0; run < 2; run++) {
+        for (int run = 0; run < RUNS; run++) {
             if (first_element(run) >= plane.head_dim) continue;
             uint32_t codes = 0;
             for (int i = 0; i < 4 && !empty; i++) {
@@ -120,7 +125,7 @@ __device__ void write(const Plane<T>& plane, uint64_t slot, uint32_t kv_head, co
     }
 }
 
-template <class T>
+template <class T, int RUNS>
 __device__ void rope_and_cache(const RopeAndCacheArgs& args) {
     SHARED_MEMORY(shared);
     const unsigned warp = threadIdx.x / 32, heads_per_token = args.num_heads + 2 * args.num_kv_heads;
@@ -133,8 +138,8 @@ __device__ void rope_and_cache(const RopeAndCacheArgs& args) {
     const float* from = is_q ? args.q + size_t(token) * args.q_stride + which * args.head_dim
                        : is_k ? args.k + size_t(token) * args.k_stride + kv_head * args.head_dim
                               : args.v + size_t(token) * args.v_stride + kv_head * args.head_dim;
-    Head head = {};
-    for (int run = 0; run < 2; run++) {
+    Head<RUNS> head = {};
+    for (int run = 0; run < RUNS; run++) {
         if (first_element(run) >= args.head_dim) continue;
         const float4 x = *reinterpret_cast<const float4*>(from + first_element(run));
         head.x[run][0] = x.x, head.x[run][1] = x.y, head.x[run][2] = x.z, head.x[run][3] = x.w;
@@ -143,20 +148,24 @@ __device__ void rope_and_cache(const RopeAndCacheArgs& args) {
         if (is_q && args.q_norm.weight) normalise(head, args.q_norm, which, args.head_dim);
         if (is_k && args.k_norm.weight) normalise(head, args.k_norm, kv_head, args.head_dim);
     };
-    if (!args.norms_last) norm();
-    if (args.cos && (is_q || is_k)) rotate(head, reinterpret_cast<float*>(shared) + warp * MAX_HEAD_DIM, args, token);
-    if (args.norms_last) norm();
+    if (is_q || is_k) {
+        if (!args.norms_last) norm();
+        if (args.cos) rotate(head, reinterpret_cast<float*>(shared) + warp * RUNS * 128, args, token);
+        if (args.norms_last) norm();
+    } else if (args.v_norm.weight) {
+        normalise(head, args.v_norm, kv_head, args.head_dim);
+    }
 
     if (is_q) {
         if (args.scale_length) {
             const float steps = float((args.positions[token] + args.scale_offset) / args.scale_length);
             const float factor = 1.0f + args.scale_beta * logf(1.0f + steps);
-            for (int run = 0; run < 2; run++) {
+            for (int run = 0; run < RUNS; run++) {
                 for (int i = 0; i < 4; i++) head.x[run][i] *= factor;
             }
         }
         float* to = args.q + size_t(token) * args.q_stride + which * args.head_dim;
-        for (int run = 0; run < 2; run++) {
+        for (int run = 0; run < RUNS; run++) {
             if (first_element(run) < args.head_dim) store(to + first_element(run), head.x[run]);
         }
     } else if (args.slot_mapping[token] >= 0) {
@@ -168,8 +177,9 @@ __device__ void rope_and_cache(const RopeAndCacheArgs& args) {
 
 }  // namespace
 
-#define ROPE_AND_CACHE(NAME, T) \
-    KERNEL(rope_and_cache_##NAME, RopeAndCacheArgs, WARPS * 32, SHARED_BYTES) { rope_and_cache<T>(args); }
+#define ROPE_AND_CACHE(NAME, T)                                                                                          \
+    KERNEL(rope_and_cache_##NAME, RopeAndCacheArgs, WARPS * 32, SHARED_BYTES<2>) { rope_and_cache<T, 2>(args); }         \
+    KERNEL(rope_and_cache_##NAME##_d512, RopeAndCacheArgs, WARPS * 32, SHARED_BYTES<4>) { rope_and_cache<T, 4>(args); }
 
 ROPE_AND_CACHE(f32, float)
 ROPE_AND_CACHE(f16, f16)

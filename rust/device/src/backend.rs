@@ -380,10 +380,10 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
-    /// Whether attention has kernels for such a layer of the KV storage.
+    /// Whether attention has kernels for such a layer of the KV storage, of whose heads each serves so many query heads.
     ///
     /// Errors: [`DeviceError::Unsupported`], with what would work.
-    fn check_kv_layer(&self, _dtype: KvDType, shape: KvShape) -> Result<(), DeviceError> {
+    fn check_kv_layer(&self, _dtype: KvDType, shape: KvShape, _queries_per_kv: usize) -> Result<(), DeviceError> {
         shape.head_dim().map(drop)
     }
 

@@ -42,6 +42,7 @@ pub enum ActivationKind {
     Relu = 5,
     Relu2 = 6,
     Xielu = 7,
+    Identity = 8,
 }
 
 /// `rms_norm`, `layer_norm`: x += post_norm(y) * y_scale, then out = norm(x); each half may be left out.
@@ -83,6 +84,31 @@ pub struct GatedActivationArgs {
     pub negative: f32,
     pub linear: f32,
     pub eps: f32,
+}
+
+/// `scale_and_clamp`: x *= scale, then within least and most.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScaleAndClampArgs {
+    pub x: DevicePtr,
+    pub count: u64,
+    pub scale: f32,
+    pub least: f32,
+    pub most: f32,
+    pub reserved: u32,
+}
+
+/// `layer_inputs`: x = (norm(x) + tokens) * scale, an RMS norm of each part.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LayerInputsArgs {
+    pub x: DevicePtr,
+    pub tokens: DevicePtr,
+    pub weight: DevicePtr,
+    pub num_parts: u32,
+    pub width: u32,
+    pub eps: f32,
+    pub scale: f32,
 }
 
 /// `gather_rows`: out[i] = x[rows[i]].

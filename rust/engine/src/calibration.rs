@@ -223,8 +223,8 @@ impl device::Device for Observer {
         self.inner.memory()
     }
 
-    fn check_kv_layer(&self, dtype: KvDType, shape: KvShape) -> Result<(), DeviceError> {
-        self.inner.check_kv_layer(dtype, shape)
+    fn check_kv_layer(&self, dtype: KvDType, shape: KvShape, queries_per_kv: usize) -> Result<(), DeviceError> {
+        self.inner.check_kv_layer(dtype, shape, queries_per_kv)
     }
 
     fn prefers_bf16_cache(&self) -> bool {

@@ -21,7 +21,7 @@ use kernel_tests::{EmulatedDriver, Order};
 /// Some that are dense, and some with experts.
 const CHUNKED: [&str; 4] = ["dots1", "gemma4", "gemma4-moe", "olmo3"];
 /// What their kernels are asked for, no other golden asks for.
-const ON_CUDA: [&str; 4] = ["afmoe", "apertus", "jais2", "mistral4"];
+const ON_CUDA: [&str; 6] = ["afmoe", "apertus", "gemma4", "gemma4-moe", "jais2", "mistral4"];
 
 fn names() -> Vec<String> {
     let mut names: Vec<_> =

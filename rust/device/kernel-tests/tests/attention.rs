@@ -11,7 +11,7 @@ use kernel_tests::{
     random::Rng,
 };
 
-const HEAD_DIMS: [usize; 7] = [64, 80, 96, 112, 128, 192, 256];
+const HEAD_DIMS: [usize; 8] = [64, 80, 96, 112, 128, 192, 256, 512];
 
 #[derive(Clone)]
 struct Case {
@@ -54,7 +54,7 @@ impl Case {
     fn kernel(&self) -> Kernel {
         let family = if self.vectors == 64 { "prefill" } else { "attention" };
         match self.dtype {
-            KvDType::F32 => Kernel::named("attention_f32"),
+            KvDType::F32 => Kernel::named(if self.head_dim > 256 { "attention_f32_d512" } else { "attention_f32" }),
             dtype => Kernel::named(&format!("{family}_{}_d{}", cache_name(dtype), self.head_dim)),
         }
     }
@@ -110,7 +110,9 @@ impl Problem {
     /// Cuts rows and keys as a host would: rows that fit a CTA, keys at absolute multiples of the split.
     fn plan(&self) -> (Vec<AttentionWork>, Vec<AttentionMerge>, usize) {
         let (mut works, mut merges, mut num_parts, mut row) = (vec![], vec![], 0, 0);
-        let rows_per_work = if self.case.dtype == KvDType::F32 { 1 } else { self.case.vectors / self.case.queries_per_kv };
+        // Prompts of wide heads are cut into smaller tiles.
+        let vectors = if self.case.head_dim > 256 { self.case.vectors.min(32) } else { self.case.vectors };
+        let rows_per_work = if self.case.dtype == KvDType::F32 { 1 } else { vectors / self.case.queries_per_kv };
         for (request, &(_, queries)) in self.case.requests.iter().enumerate() {
             let end = row + queries;
             while row < end {
@@ -305,7 +307,7 @@ fn check_shapes(dtype: KvDType, vectors: usize, requests: &[(usize, usize)]) {
             vectors,
             split: [1 << 20, 64, 32][rng.below(3)],
             requests: [0, 1].map(|i| requests[(round + i) % requests.len()]).to_vec(),
-            ..Case::new(dtype, HEAD_DIMS[round % HEAD_DIMS.len()], 1 + round % 16)
+            ..Case::new(dtype, HEAD_DIMS[round % HEAD_DIMS.len()], 1 + round / HEAD_DIMS.len())
         };
         check(&case, seed);
     }
@@ -359,6 +361,7 @@ fn long_contexts_in_many_parts_agree_with_the_oracle() {
         (KvDType::Int8, 128, 1023),
         (KvDType::F8E4M3, 192, 1010),
         (KvDType::F32, 64, 1024),
+        (KvDType::BF16, 512, 300),
     ] {
         for (sinks, out_type) in [(false, ElementType::F32), (true, ElementType::F16), (true, ElementType::BF16)] {
             let case = Case { sinks, out_type, split: 16, num_kv_heads: 1, ..Case::new(dtype, head_dim, 3) };
@@ -379,9 +382,9 @@ fn several_rows_of_a_request_decode_together() {
 
 #[test]
 fn the_order_of_threads_changes_no_bit() {
-    for dtype in KvDType::ALL {
+    for (dtype, head_dim) in KvDType::ALL.into_iter().flat_map(|dtype| [80, 512].map(|head_dim| (dtype, head_dim))) {
         for vectors in [16, 64] {
-            let case = Case { vectors, split: 48, requests: vec![(100, 3), (0, 1)], ..Case::new(dtype, 80, 3) };
+            let case = Case { vectors, split: 48, requests: vec![(100, 3), (0, 1)], ..Case::new(dtype, head_dim, 3) };
             let problem = Problem::new(&case, 11);
             assert_eq!(problem.run(Order::Ascending), problem.run(Order::Descending), "{}", case.describe());
         }
@@ -390,8 +393,8 @@ fn the_order_of_threads_changes_no_bit() {
 
 #[test]
 fn a_decoded_row_has_the_same_bits_alone_and_in_a_batch() {
-    for dtype in KvDType::ALL {
-        let case = Case { split: 64, requests: vec![(150, 1)], ..Case::new(dtype, 64, 4) };
+    for (dtype, head_dim) in KvDType::ALL.into_iter().flat_map(|dtype| [64, 512].map(|head_dim| (dtype, head_dim))) {
+        let case = Case { split: 64, requests: vec![(150, 1)], ..Case::new(dtype, head_dim, 4) };
         let alone = Problem::new(&case, 5);
         let mut batch = Problem::new(&Case { requests: vec![(150, 1), (77, 1)], ..case }, 5);
         // The first request's cache is another one in shuffled blocks; let both rows be the same request.
@@ -400,7 +403,7 @@ fn a_decoded_row_has_the_same_bits_alone_and_in_a_batch() {
         batch.max_blocks = alone.max_blocks;
         let cols = alone.q.len();
         batch.q[..cols].copy_from_slice(&alone.q);
-        assert_eq!(batch.run(Order::Ascending)[..cols], alone.run(Order::Ascending), "{dtype:?}");
+        assert_eq!(batch.run(Order::Ascending)[..cols], alone.run(Order::Ascending), "{dtype:?}, heads of {head_dim}");
     }
 }
 

@@ -2,9 +2,9 @@
 
 use device::{
     Activation, AttentionArgs, AttentionParams, Backend, DType, EmbedArgs, EmbeddingTable, GateUpArgs, GgmlType, HeadNorm,
-    KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Linear, LinearOptions, Mask, Norm, NormKind, NormSpan,
-    Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, WeightView, Xielu, cpu::ReferenceBackend,
-    cuda::CudaBackend, mmap::Bytes,
+    KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, LayerInputArgs, Linear, LinearOptions, Mask, Norm, NormKind,
+    NormSpan, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, WeightView, Xielu,
+    cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes,
 };
 use kernel_tests::{
     Order, assert_close, driver,
@@ -170,6 +170,45 @@ fn feed_forward_halves_with_and_without_gates_and_biases() {
 }
 
 /// Requests of (computed tokens, rows), with blocks of their own.
+/// Rows between products, element by element: sizes that a CTA, a lane or four values divide or do not.
+#[test]
+fn rows_are_scaled_bounded_multiplied_and_made_inputs_of_layers() {
+    let mut rng = Rng::new(9);
+    for (rows, width, layers) in [(1, 32, 3), (7, 36, 2), (5, 256, 5)] {
+        let cols = width * layers;
+        let (x, by) = (floats(&mut rng, rows * cols), floats(&mut rng, rows * cols));
+        let narrow = floats(&mut rng, rows * width);
+        let norm = norm(&mut rng, width);
+        let run = |backend: &dyn Backend| {
+            let phases = backend.elementwise_phases().unwrap();
+            let (mut inputs, tokens) = (tensor(backend, &x, cols), tensor(backend, &by, cols));
+            phases.layer_inputs(LayerInputArgs { x: &mut inputs, tokens: &tokens, norm: &norm, scale: 0.7 });
+            let mut product = tensor(backend, &narrow, width);
+            phases.multiply(&mut product, &inputs, (layers - 1) * width);
+            let mut bounded = tensor(backend, &x, cols);
+            phases.scale(&mut bounded, 1.75);
+            phases.clamp(&mut bounded, [-0.5, 0.75]);
+            let mut gate = tensor(backend, &x, cols);
+            phases.gated(Activation::GeluTanh, &mut gate, &tokens);
+            [inputs, product, bounded, gate].map(|tensor| fetched(backend, tensor)).concat()
+        };
+        both(run, &format!("{rows} rows, {layers} parts of {width}"));
+    }
+}
+
+#[test]
+fn bounds_leave_what_is_no_number() {
+    let run = |backend: &dyn Backend| {
+        let mut x = tensor(backend, &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.25, -7.0], 5);
+        backend.elementwise_phases().unwrap().clamp(&mut x, [-1.0, 2.0]);
+        fetched(backend, x)
+    };
+    let cuda = CudaBackend::new(driver(Order::Ascending)).unwrap();
+    for x in [run(&ReferenceBackend::new()), run(&cuda)] {
+        assert!(x[0].is_nan() && x[1..] == [2.0, -1.0, 0.25, -1.0], "{x:?}");
+    }
+}
+
 fn step(requests: &[(usize, usize)], block_size: usize) -> StepMetadata {
     let mut step = StepMetadata { query_start_loc: vec![0], ..StepMetadata::default() };
     let max_blocks = requests.iter().map(|(computed, rows)| (computed + rows).div_ceil(block_size)).max().unwrap_or(0);
@@ -194,7 +233,13 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
     let mut rng = Rng::new(5);
     let requests = [(700, 1), (0, 20), (37, 2), (9, 1)];
     let (step, rows) = (step(&requests, 8), 24);
-    for (dtype, head_dim, window) in [(KvDType::F32, 24, None), (KvDType::F32, 64, Some(30)), (KvDType::BF16, 64, None)] {
+    for (dtype, head_dim, window) in [
+        (KvDType::F32, 24, None),
+        (KvDType::F32, 64, Some(30)),
+        (KvDType::F32, 384, None),
+        (KvDType::BF16, 64, None),
+        (KvDType::BF16, 512, None),
+    ] {
         let params = AttentionParams { scale: 0.03, window, ..AttentionParams::new([6, 2, head_dim], Precision::Exact) };
         let spec = KvCacheSpec::uniform((400, 8), dtype, KvShape::new(2, head_dim), 1).unwrap();
         let [q, k, v] = [6, 2, 2].map(|heads| floats(&mut rng, rows * heads * head_dim));
@@ -221,6 +266,7 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
             let args = RopeArgs {
                 q_norm: Some(HeadNorm { norm: &norm, span: NormSpan::Head }),
                 k_norm: Some(HeadNorm { norm: &norm, span: NormSpan::Head }),
+                v_norm: (head_dim > 256).then_some(HeadNorm { norm: &norm, span: NormSpan::Head }),
                 ..RopeArgs::new(&mut q, Some((&mut k, Some(&mut v))), Some(&rope), (&cache, 0))
             };
             backend.rope_and_cache(args, &step);

@@ -49,6 +49,8 @@ struct Case {
     num_heads: usize,
     rope: Option<(RopeStyle, usize)>,
     norm: Option<HeadNormCase>,
+    /// Whether the values have such a norm as well.
+    norms_values: bool,
     norms_last: bool,
     q_scale: Option<QueryScale>,
     /// Put into the values of the first token.
@@ -95,6 +97,8 @@ fn check(case: &Case, seed: u64) {
     }
     let [q_norm, k_norm] =
         [case.num_heads, spec.layers[0].shape.num_kv_heads].map(|heads| case.norm.map(|norm| norm.draw(&mut rng, heads, dim)));
+    let v_norm = case.norm.filter(|_| case.norms_values);
+    let v_norm = v_norm.map(|norm| norm.draw(&mut rng, spec.layers[0].shape.num_kv_heads, dim));
     let head_norm = |norm| HeadNorm { norm, span: NormSpan::Head };
     let rope = case.rope.map(|(style, rotary_dim)| rope_table(style, rotary_dim, &mut rng));
     let rope_positions: Vec<u32> = (0..TOKENS).map(|_| rng.below(POSITIONS) as u32).collect();
@@ -123,6 +127,7 @@ fn check(case: &Case, seed: u64) {
     let rope_args = RopeArgs {
         q_norm: q_norm.as_ref().map(head_norm),
         k_norm: k_norm.as_ref().map(head_norm),
+        v_norm: v_norm.as_ref().map(head_norm),
         norms_last: case.norms_last,
         q_scale: case.q_scale,
         ..RopeArgs::new(&mut expected_q, kv, rope.as_ref(), (&cache, 0))
@@ -133,7 +138,7 @@ fn check(case: &Case, seed: u64) {
     let (k_plane, v_plane) = (Buffer::inout(&before_k), Buffer::inout(&before_v));
     let weight = |norm: &Option<Norm>| norm.as_ref().map(|norm| Buffer::input(&norm.weight));
     let bias = |norm: &Option<Norm>| norm.as_ref()?.bias.as_ref().map(|bias| Buffer::input(bias));
-    let [q_weights, k_weights] = [&q_norm, &k_norm].map(|norm| [weight(norm), bias(norm)]);
+    let [q_weights, k_weights, v_weights] = [&q_norm, &k_norm, &v_norm].map(|norm| [weight(norm), bias(norm)]);
     let table = |of: fn(&RopeTable) -> &Vec<f32>| Buffer::input(rope.as_ref().map_or(&[][..], |rope| of(rope)));
     let (cos, sin) = (table(|rope| &rope.cos), table(|rope| &rope.sin));
     let (rope_positions, slot_mapping) = (Buffer::input(&rope_positions), Buffer::input(&slots));
@@ -145,6 +150,7 @@ fn check(case: &Case, seed: u64) {
         v: v.ptr(),
         q_norm: case.norm.map(|norm| norm.args(&q_weights, dim)).unwrap_or_default(),
         k_norm: case.norm.map(|norm| norm.args(&k_weights, dim)).unwrap_or_default(),
+        v_norm: case.norm.map(|norm| norm.args(&v_weights, dim)).filter(|_| case.norms_values).unwrap_or_default(),
         cos: given(rope.is_some(), &cos),
         sin: given(rope.is_some(), &sin),
         rope_positions: rope_positions.ptr(),
@@ -171,19 +177,24 @@ fn check(case: &Case, seed: u64) {
     };
     let warps = TOKENS * (case.num_heads + 2 * spec.layers[0].shape.num_kv_heads);
     let order = if seed.is_multiple_of(2) { Order::Ascending } else { Order::Descending };
-    Kernel::named(&format!("rope_and_cache_{}", cache_name(spec.dtype))).launch([warps.div_ceil(4), 1, 1], &args, order);
+    let wide = if dim > 256 { "_d512" } else { "" };
+    Kernel::named(&format!("rope_and_cache_{}{wide}", cache_name(spec.dtype))).launch([warps.div_ceil(4), 1, 1], &args, order);
 
     assert_close(&q.values::<f32>(), expected_q.as_slice(), [1e-5, 1e-5], &what);
     // What is not changed on its way is the same bytes, poison around it included.
-    assert_eq!(v_plane.values::<u8>(), planes(&cache)[1], "{what}");
+    if v_norm.is_none() {
+        assert_eq!(v_plane.values::<u8>(), planes(&cache)[1], "{what}");
+    }
     if rope.is_none() && case.norm.is_none() {
         assert_eq!(k_plane.values::<u8>(), planes(&cache)[0], "{what}");
     }
     let written = from_planes(spec, &k_plane, &v_plane);
     for &slot in slots.iter().filter(|slot| **slot >= 0) {
         for head in 0..spec.layers[0].shape.num_kv_heads {
-            let [actual, expected] = [&written, &cache].map(|cache| vector(cache, KvSide::Key, slot as usize, head));
-            assert_close(&actual, &expected, rounding(spec.dtype), &what);
+            for side in [KvSide::Key, KvSide::Value].into_iter().take(if v_norm.is_none() { 1 } else { 2 }) {
+                let [actual, expected] = [&written, &cache].map(|cache| vector(cache, side, slot as usize, head));
+                assert_close(&actual, &expected, rounding(spec.dtype), &what);
+            }
         }
     }
 }
@@ -191,7 +202,7 @@ fn check(case: &Case, seed: u64) {
 #[test]
 fn keys_and_values_reach_their_slots_as_on_the_cpu() {
     for dtype in KvDType::ALL {
-        for (round, head_dim) in [64, 80, 96, 112, 128, 192, 256, 16, 128, 24, 32, 256].into_iter().enumerate() {
+        for (round, head_dim) in [64, 80, 96, 112, 128, 192, 256, 16, 128, 24, 32, 512].into_iter().enumerate() {
             let block_size = [8, 16, 32][round % 3];
             let spec = KvCacheSpec::uniform((3, block_size), dtype, KvShape::new(1 + round % 3, head_dim), 1).unwrap();
             let rope = [
@@ -204,7 +215,8 @@ fn keys_and_values_reach_their_slots_as_on_the_cpu() {
             let norm = HeadNormCase { kind: NormKind::Rms, has_bias: false, per_head: false };
             let norm = (round % 2 == 1).then_some(norm);
             let (norms_last, q_scale) = (false, None);
-            let case = Case { spec, num_heads: 4, rope, norm, norms_last, q_scale, extremes: round % 3 == 0 };
+            let norms_values = round % 4 == 3 && round % 3 != 0;
+            let case = Case { spec, num_heads: 4, rope, norm, norms_values, norms_last, q_scale, extremes: round % 3 == 0 };
             check(&case, round as u64 + 100 * dtype as u64);
         }
     }
@@ -212,7 +224,7 @@ fn keys_and_values_reach_their_slots_as_on_the_cpu() {
 
 #[test]
 fn heads_have_rms_and_layer_norms_with_a_weight_for_all_or_one_each() {
-    for (round, head_dim) in [16, 24, 64, 96, 128, 192, 256].into_iter().enumerate() {
+    for (round, head_dim) in [16, 24, 64, 96, 128, 192, 256, 512].into_iter().enumerate() {
         for (kind, has_bias, per_head) in [
             (NormKind::Rms, false, false),
             (NormKind::Rms, false, true),
@@ -226,7 +238,9 @@ fn heads_have_rms_and_layer_norms_with_a_weight_for_all_or_one_each() {
             let rope = [None, Some((RopeStyle::Neox, head_dim / 2)), Some((RopeStyle::Interleaved, head_dim / 4))][round % 3];
             let q_scale = (round % 2 == 0).then_some(QueryScale { beta: 0.3, length: 16, offset: 1 });
             let norms_last = has_bias == per_head;
-            check(&Case { spec, num_heads: 6, rope, norm, norms_last, q_scale, extremes: false }, 1000 + round as u64);
+            let norms_values = round % 2 == 0;
+            let case = Case { spec, num_heads: 6, rope, norm, norms_values, norms_last, q_scale, extremes: false };
+            check(&case, 1000 + round as u64);
         }
     }
 }

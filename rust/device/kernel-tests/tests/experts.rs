@@ -2,7 +2,7 @@
 
 use device::{
     Activation, Backend, DType, Expert, ExpertActivation, ExpertArgs, ExpertGroups, Experts, GgmlType, Linear, LinearOptions,
-    Norm, NormKind, Precision, RouterScore, RoutingRule, SharedExpert, StepMetadata, WeightView,
+    Norm, NormKind, PartNorms, Precision, RouterScore, RoutingRule, SharedExpert, StepMetadata, WeightView,
     cpu::ReferenceBackend,
     cuda::{CudaBackend, packed::PackedFormat},
     kernel_args::{GroupTile, GroupedArgs, GroupedTarget, MAX_TARGETS, RouteArgs, RouterScoreKind},
@@ -66,6 +66,7 @@ fn route(rule: RoutingRule, logits: &[f32], num_experts: usize, correction: Opti
     let args = RouteArgs {
         logits: logits.ptr(),
         correction: correction.as_ref().map_or(0, Buffer::ptr),
+        scales: 0,
         chosen: chosen.ptr(),
         weights: weights.ptr(),
         tiles: tiles.ptr(),
@@ -381,8 +382,12 @@ impl Layer {
             },
             scales_input: variant == 3,
             shared: (variant > 0).then(|| SharedExpert { expert: network(&self.networks[NUM_EXPERTS], None), weight }),
-            scales: None,
-            norms: None,
+            scales: (variant == 4).then(|| self.correction.clone().into()),
+            norms: (variant == 4).then(|| {
+                let mut rng = Rng::new(6);
+                let mut norm = || norm(&mut rng);
+                PartNorms { router: norm(), sum: norm(), shared: norm(), shared_sum: norm() }
+            }),
         }
     }
 }
@@ -395,30 +400,34 @@ fn run(backend: &dyn Backend, experts: &Experts, norms: [Option<&Norm>; 2], rows
     fetched(backend, hidden)
 }
 
-const RULES: [RoutingRule; 4] = [
+const RULES: [RoutingRule; 5] = [
     RoutingRule { num_chosen: 2, score: RouterScore::SoftmaxOfChosen, ..RULE },
     RoutingRule { num_chosen: 3, normalize: Some(0.0), ..RULE },
     RoutingRule { num_chosen: 2, score: RouterScore::Sigmoid, normalize: Some(1e-20), scale: 2.5, ..RULE },
     RoutingRule { num_chosen: 1, score: RouterScore::Sigmoid, ..RULE },
+    RoutingRule { num_chosen: 3, normalize: Some(0.0), ..RULE },
 ];
+
+fn norm(rng: &mut Rng) -> Norm {
+    let weight: Vec<f32> = rng.floats(HIDDEN).iter().map(|x| x + 1.5).collect();
+    Norm { kind: NormKind::Rms, weight: weight.into(), bias: None, eps: 1e-5 }
+}
 
 /// Experts agree with those of the plain backend, and a row has the bits that it has alone. `close`: in parts of the largest
 /// value, as they are sums of large terms.
 fn check_experts(formats: [DType; 3], precision: Precision, close: f32, variants: &[usize]) {
     let mut rng = Rng::new(5);
-    let mut norm = || Norm {
-        kind: NormKind::Rms,
-        weight: rng.floats(HIDDEN).iter().map(|x| x + 1.5).collect::<Vec<_>>().into(),
-        bias: None,
-        eps: 1e-5,
-    };
-    let (norm, post_norm) = (norm(), norm());
+    let (norm, post_norm) = (norm(&mut rng), norm(&mut rng));
     let layer = Layer::random(formats, &mut rng);
     // With three experts a row, more than 8 rows an expert on average.
     let rows = rng.floats(17 * HIDDEN);
     for &variant in variants {
         let rule = RULES[variant];
-        let norms = if variant % 2 == 0 { [Some(&norm), None] } else { [None, Some(&post_norm)] };
+        let norms = match variant {
+            4 => [Some(&norm), Some(&post_norm)],
+            0 | 2 => [Some(&norm), None],
+            _ => [None, Some(&post_norm)],
+        };
         let what = format!("{formats:?}, {rule:?}");
         let (reference, cuda) = (ReferenceBackend::new(), CudaBackend::new(driver(Order::Ascending)).unwrap());
         let expected = run(&reference, &layer.load(&reference, rule, variant, precision), norms, &rows);
@@ -434,7 +443,7 @@ fn check_experts(formats: [DType; 3], precision: Precision, close: f32, variants
 
 #[test]
 fn experts_in_f32_agree_with_the_plain_backend() {
-    check_experts([DType::F32; 3], Precision::Exact, 1e-5, &[0, 1, 2, 3]);
+    check_experts([DType::F32; 3], Precision::Exact, 1e-5, &[0, 1, 2, 3, 4]);
 }
 
 #[test]

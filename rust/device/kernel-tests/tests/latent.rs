@@ -631,7 +631,7 @@ fn deterministic_rows_have_the_same_bits_in_chunks_of_any_size() {
 #[test]
 fn what_has_no_kernel_is_refused_with_what_has() {
     let backend: &dyn Backend = &cuda(Order::Ascending);
-    let check = |dtype, width| backend.check_kv_layer(dtype, KvShape::latent(width)).map_err(|error| error.to_string());
+    let check = |dtype, width| backend.check_kv_layer(dtype, KvShape::latent(width), 1).map_err(|error| error.to_string());
     for (dtype, width) in [(KvDType::F16, 576), (KvDType::BF16, 576), (KvDType::F32, 576), (KvDType::F32, 24)] {
         assert_eq!(check(dtype, width), Ok(()));
     }

@@ -34,6 +34,8 @@ fn argument_structs_have_the_same_size_on_both_sides() {
         NormArgs,
         GatedActivationArgs,
         GatherRowsArgs,
+        ScaleAndClampArgs,
+        LayerInputsArgs,
         RoundValuesArgs,
         FillBiasArgs,
         EmbedArgs,

@@ -117,6 +117,7 @@ fn activations_agree_with_the_oracle() {
         ActivationKind::Relu,
         ActivationKind::Relu2,
         ActivationKind::Xielu,
+        ActivationKind::Identity,
     ];
     for activation in kinds {
         for ((out_type, cols), gated) in
@@ -157,6 +158,7 @@ fn activations_agree_with_the_oracle() {
                 ActivationKind::Relu2 => x.max(0.0).powi(2),
                 ActivationKind::Xielu if x > 0.0 => f64::from(0.7_f32) * x * x + 0.5 * x,
                 ActivationKind::Xielu => f64::from(1.3_f32) * (x.min(-0.25).exp() - 1.0 - x) + 0.5 * x,
+                ActivationKind::Identity => x,
                 ActivationKind::Clamped => unreachable!("a gate and its up make one value"),
             };
             let expected: Vec<f32> = (0..rows * cols)

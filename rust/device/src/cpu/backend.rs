@@ -139,7 +139,7 @@ impl Device for CpuBackend {
         if !BLOCK_SIZES.contains(&spec.block_size) {
             return Err(DeviceError::Shape(format!("blocks of {} tokens; attention takes 8, 16 or 32", spec.block_size)));
         }
-        spec.layers.iter().try_for_each(|layer| self.check_kv_layer(spec.dtype, layer.shape))?;
+        spec.layers.iter().try_for_each(|layer| self.check_kv_layer(spec.dtype, layer.shape, 1))?;
         CacheEngine::new(spec)
     }
 

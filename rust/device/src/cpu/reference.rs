@@ -330,7 +330,7 @@ impl Device for ReferenceBackend {
         Ok(())
     }
 
-    fn check_kv_layer(&self, _dtype: KvDType, _shape: KvShape) -> Result<(), DeviceError> {
+    fn check_kv_layer(&self, _dtype: KvDType, _shape: KvShape, _queries_per_kv: usize) -> Result<(), DeviceError> {
         Ok(())
     }
 

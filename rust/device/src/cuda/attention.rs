@@ -18,7 +18,7 @@ use super::{
     driver::{DeviceMemory, Driver, Plain},
     graph_lists::{ListMemory, PaddedLists},
     graph_plan::Bucket,
-    kernels::{Kernel, kv_suffix, launch},
+    kernels::{Kernel, MAX_NARROW_HEAD_DIM, kv_suffix, launch},
     memory::{Constants, Scratch, StepArena},
     planes::{LayerPlanes, PlaneBlocks},
     recurrent::{self, RecurrentLists},
@@ -265,6 +265,7 @@ impl StepLists {
             mask: params.mask,
             dtype: spec.dtype,
             latent: None,
+            is_wide: params.head_dim > MAX_NARROW_HEAD_DIM,
             alone,
             splits: self.splits && !alone,
         };
@@ -377,9 +378,14 @@ impl StepLists {
 
 fn attention_kernel(family: &str, dtype: KvDType, head_dim: usize) -> Result<Kernel, CudaError> {
     match dtype {
-        KvDType::F32 => Kernel::named("attention_f32"),
+        KvDType::F32 => Kernel::named(&format!("attention_f32{}", wide_suffix(head_dim))),
         dtype => Kernel::named(&format!("{family}_{}_d{head_dim}", kv_suffix(dtype))),
     }
+}
+
+/// What the names of kernels of f32, and of those that write the cache, end with for wide heads.
+fn wide_suffix(head_dim: usize) -> &'static str {
+    if head_dim > MAX_NARROW_HEAD_DIM { "_d512" } else { "" }
 }
 
 /// Norm of heads, rotation, write of K and V. Keys on the device are not changed: only the cache has them rotated.
@@ -394,7 +400,6 @@ pub fn rope_and_cache(
     let num_heads = args.q.cols() / head_dim;
     // Without any of its own, the kernel takes the heads of queries alone.
     let num_kv_heads = if args.kv.is_some() { layer.shape.num_kv_heads } else { 0 };
-    assert!(args.v_norm.is_none(), "the plan was refused where nothing computes norms of values");
     if let Some((k, v)) = &args.kv {
         let v_cols = v.as_ref().expect("values beside keys").cols();
         assert_eq!([k.cols(), v_cols], [num_kv_heads * head_dim; 2], "columns of keys and values");
@@ -414,8 +419,9 @@ pub fn rope_and_cache(
             reserved: 0,
         })
     };
-    let (q_norm, k_norm) =
-        (head_norm(args.q_norm, num_heads)?, head_norm(args.k_norm.filter(|_| num_kv_heads > 0), num_kv_heads)?);
+    let q_norm = head_norm(args.q_norm, num_heads)?;
+    let mut kv_norm = |norm: Option<HeadNorm<'_>>| head_norm(norm.filter(|_| num_kv_heads > 0), num_kv_heads);
+    let (k_norm, v_norm) = (kv_norm(args.k_norm)?, kv_norm(args.v_norm)?);
     let table = |values: fn(&crate::RopeTable) -> &crate::Constant, constants: &mut Constants| {
         args.rope.map_or(Ok(0), |rope| constants.of(driver, values(rope)))
     };
@@ -428,6 +434,7 @@ pub fn rope_and_cache(
         v,
         q_norm,
         k_norm,
+        v_norm,
         cos,
         sin,
         rope_positions: lists.rope_positions,
@@ -452,7 +459,7 @@ pub fn rope_and_cache(
         scale_offset: args.q_scale.map_or(0, |scale| scale.offset),
         scale_beta: args.q_scale.map_or(0.0, |scale| scale.beta),
     };
-    let kernel = Kernel::named(&format!("rope_and_cache_{}", kv_suffix(spec.dtype)))?;
+    let kernel = Kernel::named(&format!("rope_and_cache_{}{}", kv_suffix(spec.dtype), wide_suffix(head_dim)))?;
     let grid = [(num_tokens * (num_heads + 2 * num_kv_heads)).div_ceil(HEADS_PER_CTA), 1, 1];
     // SAFETY: q, k and v have a row for each token, and the tables a row for each position; slots lie in the planes.
     unsafe { launch(driver, kernel, grid, &kernel_args) }

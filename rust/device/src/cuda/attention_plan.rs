@@ -13,12 +13,14 @@ use crate::{
     kernel_args::{AttentionMerge, AttentionWork},
 };
 
-use super::graph_plan::Bucket;
+use super::{graph_plan::Bucket, kernels::MAX_NARROW_HEAD_DIM};
 
 /// Rows times query heads a KV head that one CTA of `attention_*` takes.
 const DECODE_VECTORS: usize = 16;
 /// The same of `prefill_*`.
 const PREFILL_VECTORS: usize = 64;
+/// The same for wide heads.
+const WIDE_PREFILL_VECTORS: usize = 32;
 /// The same of `latent_*`, whose CTAs may share the query heads.
 pub const LATENT_VECTORS: usize = 32;
 /// Rows of a request of latent attention whose keys are cut, though they may be in several CTAs: one that decodes, with drafts.
@@ -34,6 +36,15 @@ pub const MAX_PARTS: usize = 64;
 /// Parts whose results are kept at once: 129 MiB with 64 query heads of 128. A row has no more; what a step has beyond them
 /// begins when they are merged.
 pub const MAX_KEPT_PARTS: usize = 4096;
+
+/// Query heads that may share a KV head; in f32 a CTA takes them one after the other.
+pub fn max_queries_per_kv(dtype: KvDType, head_dim: usize) -> usize {
+    if dtype == KvDType::F32 { usize::MAX } else { prefill_vectors(head_dim > MAX_NARROW_HEAD_DIM) }
+}
+
+fn prefill_vectors(is_wide: bool) -> usize {
+    if is_wide { WIDE_PREFILL_VECTORS } else { PREFILL_VECTORS }
+}
 
 /// Entries of the lists of a padded step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +74,8 @@ pub struct PlanShape {
     pub dtype: KvDType,
     /// Of latent attention, the query heads of a CTA for rows of a prompt, by the kernels that take others as well.
     pub latent: Option<usize>,
+    /// Whether heads are wide: a CTA takes fewer rows of a prompt.
+    pub is_wide: bool,
     /// Whether every row is a tile of its own; so it is over f32.
     pub alone: bool,
     /// Whether the keys of few rows are cut; not those of rows that are alone.
@@ -81,7 +94,7 @@ impl PlanShape {
 
     /// Rows that a CTA takes of a prompt.
     fn prefill_rows(self) -> usize {
-        self.latent.map_or_else(|| self.rows(PREFILL_VECTORS), |heads| LATENT_VECTORS / heads)
+        self.latent.map_or_else(|| self.rows(prefill_vectors(self.is_wide)), |heads| LATENT_VECTORS / heads)
     }
 
     /// Rows of a request whose keys are cut, at most.
@@ -165,7 +178,7 @@ impl AttentionPlan {
     /// Cuts a step.
     ///
     /// # Panics
-    /// When more than 64 query heads share a KV head.
+    /// When more than [`max_queries_per_kv`] query heads share a KV head.
     pub fn new(step: &StepMetadata, shape: PlanShape) -> Self {
         let decode_rows = shape.decode_rows();
         let prefill_rows = shape.prefill_rows();
@@ -300,6 +313,7 @@ mod tests {
                         mask,
                         dtype,
                         latent: None,
+                        is_wide: false,
                         alone,
                         splits: !alone,
                     };
@@ -358,6 +372,7 @@ mod tests {
                     mask: Mask::Causal,
                     dtype: KvDType::BF16,
                     latent: Some(latent),
+                    is_wide: false,
                     alone: false,
                     splits,
                 };
@@ -385,6 +400,7 @@ mod tests {
                 mask: Mask::Causal,
                 dtype,
                 latent: None,
+                is_wide: false,
                 alone: true,
                 splits: false,
             };
@@ -411,6 +427,7 @@ mod tests {
                 mask: Mask::Causal,
                 dtype: KvDType::F16,
                 latent: None,
+                is_wide: false,
                 alone: false,
                 splits: true,
             },
@@ -443,6 +460,7 @@ mod tests {
             mask: Mask::Causal,
             dtype: KvDType::BF16,
             latent: None,
+            is_wide: false,
             alone: false,
             splits: true,
         };
@@ -476,6 +494,7 @@ mod tests {
             mask: Mask::Causal,
             dtype: KvDType::BF16,
             latent: None,
+            is_wide: false,
             alone: false,
             splits: true,
         };
@@ -517,6 +536,7 @@ mod tests {
             mask: Mask::Causal,
             dtype: KvDType::BF16,
             latent: None,
+            is_wide: false,
             alone: false,
             splits: false,
         };

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     Adapter, AdapterRows, AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, Device, DeviceError,
-    DeviceSampler, EmbedArgs, EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType, KvShape, LatentPhases,
-    Linear, LinearOptions, Norm, NormSpan, Phases, Precision, Projection, RecurrentPhases, ResidualArgs, RopeArgs, RowSampling,
-    SampledRow, StateCache, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
+    DeviceSampler, ElementwisePhases, EmbedArgs, EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType,
+    KvShape, LatentPhases, Linear, LinearOptions, Norm, NormSpan, Phases, Precision, Projection, RecurrentPhases, ResidualArgs,
+    RopeArgs, RowSampling, SampledRow, StateCache, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatherRowsArgs},
 };
@@ -17,6 +17,7 @@ use crate::{
 use super::{
     CudaError, Gpu, GpuMemory,
     attention::{self, StepLists},
+    attention_plan,
     dense::{self, Dense, Product},
     driver::{DeviceMemory, Driver},
     elementwise::{Gating, NormPass},
@@ -66,6 +67,8 @@ pub(super) struct Kernels {
     pub(super) rms_norm: Kernel,
     pub(super) layer_norm: Kernel,
     pub(super) gated_activation: Kernel,
+    pub(super) layer_inputs: Kernel,
+    pub(super) scale_and_clamp: Kernel,
     gather_rows: Kernel,
 }
 
@@ -104,6 +107,8 @@ impl CudaBackend {
             rms_norm: Kernel::named("rms_norm")?,
             layer_norm: Kernel::named("layer_norm")?,
             gated_activation: Kernel::named("gated_activation")?,
+            layer_inputs: Kernel::named("layer_inputs")?,
+            scale_and_clamp: Kernel::named("scale_and_clamp")?,
             gather_rows: Kernel::named("gather_rows")?,
         };
         let state = State {
@@ -335,6 +340,24 @@ fn check_latent(dtype: KvDType, width: usize) -> Result<(), DeviceError> {
     )))
 }
 
+/// Whether attention has kernels for heads of so many elements.
+fn check_heads(dtype: KvDType, head_dim: usize) -> Result<(), DeviceError> {
+    if !head_dim.is_multiple_of(4) || head_dim > MAX_HEAD_DIM {
+        return Err(DeviceError::Unsupported(format!(
+            "heads of {head_dim} elements have no GPU kernel; sizes that have are multiples of 4 up to {MAX_HEAD_DIM}: use \
+             device=\"cpu\""
+        )));
+    }
+    if dtype == KvDType::F32 || HEAD_DIMS.contains(&head_dim) {
+        return Ok(());
+    }
+    Err(DeviceError::Unsupported(format!(
+        "heads of {head_dim} elements have no GPU kernel for a {} KV cache; sizes that have: {HEAD_DIMS:?}; \
+         pa_cache_type=PagedCacheType.F32 takes all multiples of 4 up to {MAX_HEAD_DIM}",
+        kv_suffix(dtype)
+    )))
+}
+
 /// Values of [`State::normed`], [`State::projected`] and [`State::up`] in the largest step.
 fn planned_floats(shape: &WorkspaceShape) -> [usize; 3] {
     let gated = if shape.gated { shape.intermediate_size } else { 0 };
@@ -387,6 +410,10 @@ impl Backend for CudaBackend {
         Some(self)
     }
 
+    fn elementwise_phases(&self) -> Option<&dyn ElementwisePhases> {
+        Some(self)
+    }
+
     fn recorder(&self) -> Option<&dyn StepRecorder> {
         self.options.graphs.then_some(self)
     }
@@ -420,30 +447,26 @@ impl Device for CudaBackend {
         }
     }
 
-    fn check_kv_layer(&self, dtype: KvDType, shape: KvShape) -> Result<(), DeviceError> {
+    fn check_kv_layer(&self, dtype: KvDType, shape: KvShape, queries_per_kv: usize) -> Result<(), DeviceError> {
         let head_dim = shape.head_dim()?;
         if shape.is_latent() {
             return check_latent(dtype, head_dim);
         }
-        if !head_dim.is_multiple_of(4) || head_dim > MAX_HEAD_DIM {
-            return Err(DeviceError::Unsupported(format!(
-                "heads of {head_dim} elements have no GPU kernel; sizes that have are multiples of 4 up to {MAX_HEAD_DIM}: use \
-                 device=\"cpu\""
-            )));
-        }
-        if dtype == KvDType::F32 || HEAD_DIMS.contains(&head_dim) {
+        check_heads(dtype, head_dim)?;
+        let most = attention_plan::max_queries_per_kv(dtype, head_dim);
+        if queries_per_kv <= most {
             return Ok(());
         }
         Err(DeviceError::Unsupported(format!(
-            "heads of {head_dim} elements have no GPU kernel for a {} KV cache; sizes that have: {HEAD_DIMS:?}; \
-             pa_cache_type=PagedCacheType.F32 takes all multiples of 4 up to {MAX_HEAD_DIM}",
+            "{queries_per_kv} query heads of {head_dim} elements share a KV head, and GPU kernels for a {} KV cache take {most} at \
+             most; pa_cache_type=PagedCacheType.F32 takes any number",
             kv_suffix(dtype)
         )))
     }
 
     fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
         let mut shapes = spec.layers.iter().map(|layer| layer.shape).filter(|shape| *shape != KvShape::NONE);
-        shapes.try_for_each(|shape| self.check_kv_layer(spec.dtype, shape))?;
+        shapes.try_for_each(|shape| self.check_kv_layer(spec.dtype, shape, 1))?;
         CacheEngine::on_device(spec, |block_bytes| Ok(PlaneBlocks::new(&self.driver, spec, block_bytes)?))
     }
 

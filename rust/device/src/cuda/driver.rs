@@ -8,9 +8,9 @@ use std::{sync::Arc, time::Duration};
 use crate::kernel_args::{
     AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType,
     EmbedArgs, FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupTile,
-    GroupedArgs, LatentAttentionArgs, LatentCacheArgs, LoraArgs, LoraDelta, LoraEmbedArgs, LoraEmbedding, LoraRow, LoraTile,
-    Mamba2Args, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RecurrentRequest, RopeAndCacheArgs, RoundValuesArgs, RouteArgs,
-    SampleArgs, SampleRow, SigmoidGateArgs, TopLogprobsArgs,
+    GroupedArgs, LatentAttentionArgs, LatentCacheArgs, LayerInputsArgs, LoraArgs, LoraDelta, LoraEmbedArgs, LoraEmbedding,
+    LoraRow, LoraTile, Mamba2Args, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RecurrentRequest, RopeAndCacheArgs,
+    RoundValuesArgs, RouteArgs, SampleArgs, SampleRow, ScaleAndClampArgs, SigmoidGateArgs, TopLogprobsArgs,
 };
 
 use super::{CudaError, Gpu, GpuMemory, kernels::Kernel};
@@ -253,6 +253,7 @@ macro_rules! plain {
 plain!(u8, u32, u64, i64, f32, crate::kernel_args::AttentionWork, crate::kernel_args::AttentionMerge);
 plain!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
 plain!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
+plain!(LayerInputsArgs, ScaleAndClampArgs);
 plain!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs);
 plain!(SampleArgs, SampleRow, TopLogprobsArgs);
 plain!(AddExpertsArgs, GroupTile, GroupedArgs, RouteArgs);

@@ -1,12 +1,13 @@
 //! Norms and activations: a launch each over rows.
 
 use crate::{
-    Activation, Constant, Norm, NormKind, Xielu,
-    kernel_args::{DevicePtr, ElementType, GatedActivationArgs, NormArgs},
+    Activation, Constant, ElementwisePhases, LayerInputArgs, Norm, NormKind, Tensor, Xielu,
+    kernel_args::{ActivationKind, DevicePtr, ElementType, GatedActivationArgs, LayerInputsArgs, NormArgs, ScaleAndClampArgs},
 };
 
 use super::{
     CudaBackend, CudaError, attention,
+    backend::{device, done, rows},
     kernels::{MAX_GRID_Y, launch},
     linear::Rows,
     memory::Constants,
@@ -14,6 +15,10 @@ use super::{
 
 /// Columns that a CTA of `gated_activation` computes.
 const ACTIVATION_COLS: usize = 1024;
+/// Values of a CTA of `scale_and_clamp`.
+const CLAMPED_VALUES: usize = 1024;
+/// Parts of rows of a CTA of `layer_inputs`.
+const LAYER_INPUT_PARTS: usize = 8;
 
 /// What `rms_norm` or `layer_norm` is to do; see `NormArgs`.
 #[derive(Default)]
@@ -80,20 +85,31 @@ impl CudaBackend {
 
     /// `out = activation(gate) * up`, or `activation(gate)` where `up` is 0.
     pub(super) fn activate(&self, gate: Rows, up: DevicePtr, out: DevicePtr, gating: Gating) -> Result<(), CudaError> {
-        let row_bytes = (gate.cols * size_of::<f32>()) as u64;
+        self.activate_part(gate, (up, gate.cols), out, gating)
+    }
+
+    /// The same with rows of `up` that begin so many columns behind each other.
+    fn activate_part(
+        &self,
+        gate: Rows,
+        (up, up_stride): (DevicePtr, usize),
+        out: DevicePtr,
+        gating: Gating,
+    ) -> Result<(), CudaError> {
+        let bytes = |cols: usize| (cols * size_of::<f32>()) as u64;
         let Gating { activation, weights, alpha, limit, xielu: Xielu { positive, negative, linear, eps } } = gating;
         for first in (0..gate.count).step_by(MAX_GRID_Y) {
             let num_rows = MAX_GRID_Y.min(gate.count - first);
-            let offset = first as u64 * row_bytes;
+            let offset = bytes(first * gate.cols);
             let args = GatedActivationArgs {
                 gate: gate.at + offset,
-                up: if up == 0 { 0 } else { up + offset },
+                up: if up == 0 { 0 } else { up + bytes(first * up_stride) },
                 weights: if weights == 0 { 0 } else { weights + (first * size_of::<f32>()) as u64 },
                 out: out + offset,
                 num_rows: num_rows as u32,
                 cols: gate.cols as u32,
                 gate_stride: gate.cols as u32,
-                up_stride: gate.cols as u32,
+                up_stride: up_stride as u32,
                 activation,
                 out_type: ElementType::F32 as u32,
                 alpha,
@@ -108,5 +124,59 @@ impl CudaBackend {
             unsafe { launch(self.driver(), self.kernels.gated_activation, grid, &args)? };
         }
         Ok(())
+    }
+
+    fn try_layer_inputs(&self, args: &LayerInputArgs<'_>) -> Result<(), CudaError> {
+        let LayerInputArgs { x, tokens, norm, scale } = args;
+        assert_eq!([x.rows(), x.cols()], [tokens.rows(), tokens.cols()], "inputs of layers beside what was looked up");
+        assert!(norm.kind == NormKind::Rms && norm.bias.is_none(), "an RMS norm of inputs of layers");
+        let width = norm.weight.len();
+        assert!(x.cols().is_multiple_of(width), "parts of {} columns", x.cols());
+        let num_parts = x.rows() * x.cols() / width;
+        let args = LayerInputsArgs {
+            x: device(x).at(),
+            tokens: device(tokens).at(),
+            weight: self.state().constants.of(self.driver(), &norm.weight)?,
+            num_parts: num_parts as u32,
+            width: width as u32,
+            eps: norm.eps,
+            scale: *scale,
+        };
+        // SAFETY: both are tensors of these parts, and the weight has a part's width.
+        unsafe { launch(self.driver(), self.kernels.layer_inputs, [num_parts.div_ceil(LAYER_INPUT_PARTS), 1, 1], &args) }
+    }
+
+    fn scale_and_clamp(&self, x: &Tensor, scale: f32, [least, most]: [f32; 2]) -> Result<(), CudaError> {
+        let count = x.rows() * x.cols();
+        let args = ScaleAndClampArgs { x: device(x).at(), count: count as u64, scale, least, most, reserved: 0 };
+        // SAFETY: the tensor has so many values.
+        unsafe { launch(self.driver(), self.kernels.scale_and_clamp, [count.div_ceil(CLAMPED_VALUES), 1, 1], &args) }
+    }
+}
+
+impl ElementwisePhases for CudaBackend {
+    fn layer_inputs(&self, args: LayerInputArgs<'_>) {
+        done(self.try_layer_inputs(&args));
+    }
+
+    fn multiply(&self, x: &mut Tensor, by: &Tensor, first: usize) {
+        assert!(x.rows() == by.rows() && first + x.cols() <= by.cols(), "rows and columns that are multiplied");
+        let (x, part) = (rows(x), device(by).at() + (first * size_of::<f32>()) as u64);
+        let gating = Gating { activation: ActivationKind::Identity as u32, ..Gating::default() };
+        done(self.activate_part(x, (part, by.cols()), x.at, gating));
+    }
+
+    fn scale(&self, x: &mut Tensor, factor: f32) {
+        done(self.scale_and_clamp(x, factor, [f32::NEG_INFINITY, f32::INFINITY]));
+    }
+
+    fn clamp(&self, x: &mut Tensor, bounds: [f32; 2]) {
+        done(self.scale_and_clamp(x, 1.0, bounds));
+    }
+
+    fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {
+        assert_eq!([gate.rows(), gate.cols()], [up.rows(), up.cols()], "rows and columns of a gate and what it gates");
+        let gate = rows(gate);
+        done(self.activate(gate, device(up).at(), gate.at, Gating::of(activation)));
     }
 }

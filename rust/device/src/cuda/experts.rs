@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use crate::{
-    Activation, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, Linear, RouterScore, RoutingRule, SharedExpert,
-    StepMetadata, WorkspaceShape,
+    Activation, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, Linear, Norm, PartNorms, RouterScore, RoutingRule,
+    SharedExpert, StepMetadata, WorkspaceShape,
     kernel_args::{
         ActivationKind, AddExpertsArgs, DevicePtr, ElementType, GroupTile, MAX_EXPERT_GROUPS, MAX_EXPERTS, RouteArgs,
         RouterScoreKind,
@@ -137,6 +137,7 @@ impl ExpertsState {
         let args = RouteArgs {
             logits: self.logits.at(),
             correction: experts.correction.as_ref().map_or(Ok(0), |values| constants.of(driver, values))?,
+            scales: experts.scales.as_ref().map_or(Ok(0), |values| constants.of(driver, values))?,
             chosen,
             weights,
             tiles: self.tiles.bytes(driver, num_tiles * size_of::<GroupTile>())?,
@@ -181,24 +182,59 @@ impl CudaBackend {
             let offset = (first * hidden.cols * size_of::<f32>()) as u64;
             let part = |rows: Rows| Rows { at: rows.at + offset, count, ..rows };
             let (input, hidden) = (part(input), part(hidden));
-            if post_norm.is_none() {
-                self.add_experts(state, experts, (input, first), hidden.at, Some(scale))?;
+            if post_norm.is_none() && experts.norms.is_none() {
+                self.add_experts(state, experts, ([input; 2], first), hidden.at, Some(scale))?;
                 continue;
             }
             let sum = state.projected.floats(self.driver(), count * hidden.cols)?;
-            self.add_experts(state, experts, (input, first), sum, None)?;
+            match &experts.norms {
+                Some(norms) => self.add_parts(state, (experts, norms), ([input, hidden], first), sum)?,
+                None => self.add_experts(state, experts, ([input; 2], first), sum, None)?,
+            }
             self.norm_pass(&mut state.constants, hidden, &NormPass { add: Some(sum), post_norm, scale, ..NormPass::default() })?;
         }
         Ok(())
     }
 
-    /// What the experts give for rows of `x`, of which the first has that number in the step: to `out`, or times a scale added
-    /// to it.
+    /// What the experts give for `x`, and the shared one for other rows, each with norms of their own, as
+    /// [`PartNorms`] has them: to `out`.
+    fn add_parts(
+        &self,
+        state: &mut State,
+        (experts, norms): (&Experts, &PartNorms),
+        ([x, hidden], first): ([Rows; 2], usize),
+        out: DevicePtr,
+    ) -> Result<(), CudaError> {
+        let normed = |state: &mut State, norm: &Norm, out: DevicePtr| -> Result<_, CudaError> {
+            let pass = NormPass { norm: Some(norm), out, ..NormPass::default() };
+            self.norm_pass(&mut state.constants, hidden, &pass)?;
+            Ok(Rows { at: out, ..hidden })
+        };
+        let floats = x.count * x.cols;
+        // The router has read its rows when the shared expert writes there.
+        let for_router = state.experts.shared.floats(self.driver(), floats)?;
+        let for_router = normed(state, &norms.router, for_router)?;
+        self.add_experts(state, experts, ([x, for_router], first), out, None)?;
+        let sum = Rows { at: out, ..x };
+        let pass = NormPass { norm: Some(&norms.sum), out, ..NormPass::default() };
+        self.norm_pass(&mut state.constants, sum, &pass)?;
+        let Some(shared) = &experts.shared else { return Ok(()) };
+        assert!(shared.weight.is_none(), "a shared expert with a norm of its own has no weight");
+        // What the others gave was summed.
+        let for_shared = state.experts.given.floats(self.driver(), floats)?;
+        let for_shared = normed(state, &norms.shared, for_shared)?;
+        let (given, _) = self.shared_expert(state, shared, experts.activation, for_shared)?;
+        let pass = NormPass { add: Some(given), post_norm: Some(&norms.shared_sum), scale: 1.0, ..NormPass::default() };
+        self.norm_pass(&mut state.constants, sum, &pass)
+    }
+
+    /// What the experts give for rows of `x`, chosen by others, of which the first has that number in the step: to `out`, or times
+    /// a scale added to it. The shared one is among them where parts have no norms of their own.
     fn add_experts(
         &self,
         state: &mut State,
         experts: &Experts,
-        (x, first): (Rows, usize),
+        ([x, for_router], first): ([Rows; 2], usize),
         out: DevicePtr,
         added: Option<f32>,
     ) -> Result<(), CudaError> {
@@ -206,12 +242,12 @@ impl CudaBackend {
         let (num_rows, num_chosen) = (x.count, experts.rule.num_chosen);
         let logits = state.experts.logits.floats(driver, num_rows * experts.experts.len())?;
         // SAFETY: `x` is a buffer of its shape, and the logits have its rows.
-        unsafe { self.products(state, x, &[plain(&experts.router, logits)])? };
+        unsafe { self.products(state, for_router, &[plain(&experts.router, logits)])? };
         let tile_rows = tile_rows(experts, num_rows);
         let routed = state.experts.route(driver, &mut state.constants, experts, num_rows, tile_rows)?;
         let routed = Routed { first, ..routed };
         let given = self.multiply_experts(state, experts, x, &routed, tile_rows)?;
-        let (shared, shared_logits) = match &experts.shared {
+        let (shared, shared_logits) = match experts.shared.as_ref().filter(|_| experts.norms.is_none()) {
             Some(shared) => self.shared_expert(state, shared, experts.activation, x)?,
             None => (0, 0),
         };

@@ -10,8 +10,9 @@ use crate::{
     kernel_args::{
         AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs,
         FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupedArgs,
-        LatentAttentionArgs, LatentCacheArgs, LoraArgs, LoraEmbedArgs, Mamba2Args, NormArgs, PackedDequantizeArgs,
-        PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, SigmoidGateArgs, TopLogprobsArgs,
+        LatentAttentionArgs, LatentCacheArgs, LayerInputsArgs, LoraArgs, LoraEmbedArgs, Mamba2Args, NormArgs,
+        PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, ScaleAndClampArgs,
+        SigmoidGateArgs, TopLogprobsArgs,
     },
 };
 
@@ -41,10 +42,12 @@ pub const GEMV_ROWS: [usize; 4] = [1, 2, 4, 8];
 pub const GEMM_ROWS: [usize; 3] = [8, 16, 32];
 /// The same of `grouped_gemm_*`; `grouped_gemv_*` take the fewer ones.
 pub const GROUPED_ROWS: [usize; 2] = [8, 32];
-/// Elements of a head at most, in a cache of f32 too: `MAX_HEAD_DIM` of rope_and_cache.cu and attention_f32.cu.
-pub const MAX_HEAD_DIM: usize = 256;
+/// Elements of a head at most, in a cache of f32 too.
+pub const MAX_HEAD_DIM: usize = 512;
+/// Heads of more elements are wide: they have kernels of their own, whose names end with `_d512`.
+pub const MAX_NARROW_HEAD_DIM: usize = 256;
 /// Head sizes that the attention kernels for caches of 16 bits and less are made for.
-pub const HEAD_DIMS: [usize; 7] = [64, 80, 96, 112, 128, 192, 256];
+pub const HEAD_DIMS: [usize; 8] = [64, 80, 96, 112, 128, 192, 256, 512];
 /// Elements of a vector that the latent attention kernels for caches of 16 bits are made for: those that rotate, and the latent.
 pub const LATENT_DIMS: [usize; 2] = [64, 512];
 /// Elements of such a vector in f32 at most.
@@ -103,6 +106,7 @@ macro_rules! args {
     ($($type:ident),* $(,)?) => {$(impl KernelArgs for $type { const NAME: &'static str = stringify!($type); })*};
 }
 args!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
+args!(LayerInputsArgs, ScaleAndClampArgs);
 args!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 args!(AddExpertsArgs, GroupedArgs, RouteArgs);
 args!(LatentAttentionArgs, LatentCacheArgs);

@@ -237,6 +237,7 @@ impl LatentCache<'_> {
             mask: Mask::Causal,
             dtype: spec.dtype,
             latent: Some(of_prompts),
+            is_wide: false,
             alone: is_plain,
             splits: lists.splits() && !is_plain && params.precision != Precision::Deterministic,
         };

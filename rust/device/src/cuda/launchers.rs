@@ -8,11 +8,12 @@ use super::{
     recording::{Event, RecordingDriver},
 };
 use crate::{
-    Activation, Adapter, AdapterRows, AttentionArgs, AttentionParams, CacheEngine, Conv, DType, Device, DeviceSampler, EmbedArgs,
-    EmbeddingDelta, EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, GateUpArgs, GatedDelta,
-    KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases, LatentQuery, Linear, LinearDelta,
-    LinearOptions, LowRank, Magnitude, Mamba2, Norm, NormKind, Phases, Precision, Projection, Recurrent, RecurrentArgs,
-    RecurrentPhases, ResidualArgs, RopeArgs, RouterScore, RoutingRule, RowSampling, StepMetadata, WeightView, mmap::Bytes,
+    Activation, Adapter, AdapterRows, AttentionArgs, AttentionParams, Backend, CacheEngine, Conv, DType, Device, DeviceSampler,
+    EmbedArgs, EmbeddingDelta, EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, GateUpArgs,
+    GatedDelta, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases, LatentQuery,
+    LayerInputArgs, Linear, LinearDelta, LinearOptions, LowRank, Magnitude, Mamba2, Norm, NormKind, Phases, Precision,
+    Projection, Recurrent, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, RouterScore, RoutingRule, RowSampling,
+    StepMetadata, WeightView, mmap::Bytes,
 };
 
 /// Kernels that no phase launches: floats are multiplied as they are.
@@ -129,6 +130,10 @@ fn norm_and_gate(backend: &CudaBackend) {
         backend.linear_residual(args, &StepMetadata::default());
     }
     backend.gather_rows(&x, &[0], &mut out);
+    let phases = backend.elementwise_phases().unwrap();
+    let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
+    phases.layer_inputs(LayerInputArgs { x: &mut x, tokens: &residual, norm: &norm, scale: 1.0 });
+    phases.scale(&mut x, 2.0);
 }
 
 /// A row of the token embedding with an adapter, and of a product that is added to.

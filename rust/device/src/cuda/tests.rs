@@ -109,7 +109,20 @@ fn a_cache_of_heads_without_kernels_is_refused_with_what_would_work() {
     assert!(text.contains("72") && text.contains("80") && text.contains("PagedCacheType.F32"), "{text}");
     assert!(backend.alloc_kv_cache(&spec(72, KvDType::F32)).is_ok());
     assert!(backend.alloc_kv_cache(&spec(64, KvDType::BF16)).is_ok());
-    for head_dim in [18, 260, 512] {
+    for dtype in KvDType::ALL {
+        assert!(backend.alloc_kv_cache(&spec(512, dtype)).is_ok());
+        for (head_dim, most) in [(128, 64), (512, 32)] {
+            let check = |queries_per_kv| backend.check_kv_layer(dtype, KvShape::new(1, head_dim), queries_per_kv);
+            assert!(check(most).is_ok());
+            if dtype == KvDType::F32 {
+                assert!(check(most + 7).is_ok());
+            } else {
+                let text = check(most + 7).expect_err("too many query heads").to_string();
+                assert!(text.contains(&format!("{} query heads", most + 7)) && text.contains("PagedCacheType.F32"), "{text}");
+            }
+        }
+    }
+    for head_dim in [18, 516, 1024] {
         let text = backend.alloc_kv_cache(&spec(head_dim, KvDType::F32)).err().expect("nothing takes it").to_string();
         assert!(text.contains(&format!("heads of {head_dim}")) && text.contains("device=\"cpu\""), "{text}");
     }

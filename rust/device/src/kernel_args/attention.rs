@@ -23,6 +23,7 @@ pub struct RopeAndCacheArgs {
     pub v: DevicePtr,
     pub q_norm: HeadNormArgs,
     pub k_norm: HeadNormArgs,
+    pub v_norm: HeadNormArgs,
     pub cos: DevicePtr,
     pub sin: DevicePtr,
     pub rope_positions: DevicePtr,

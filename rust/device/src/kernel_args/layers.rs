@@ -23,6 +23,7 @@ pub const MAX_EXPERT_GROUPS: usize = 32;
 pub struct RouteArgs {
     pub logits: DevicePtr,
     pub correction: DevicePtr,
+    pub scales: DevicePtr,
     pub chosen: DevicePtr,
     pub weights: DevicePtr,
     pub tiles: DevicePtr,

@@ -240,10 +240,12 @@ fn naive_context(longest: usize, config: &EngineConfig, cache: &CacheConfig) -> 
 /// Whether attention has kernels for every layer's keys and values.
 fn check_kv_layers(backend: &dyn Backend, dtype: KvDType, model: &DecoderConfig) -> Result<(), DeviceError> {
     let mut own = (0..model.num_layers()).filter_map(|layer| match model.kv_source(layer) {
-        KvSource::Own(shape) => Some(shape),
+        KvSource::Own(shape) => Some((shape, model.layers[layer].attention)),
         KvSource::Layer(_) | KvSource::Nothing => None,
     });
-    own.try_for_each(|shape| backend.check_kv_layer(dtype, shape))
+    own.try_for_each(|(shape, attention)| {
+        backend.check_kv_layer(dtype, shape, attention.num_heads / attention.num_kv_heads.max(1))
+    })
 }
 
 /// Whether all kinds of layers of a model are computed there.
