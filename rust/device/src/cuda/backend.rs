@@ -17,14 +17,14 @@ use crate::{
 use super::{
     CudaError, Gpu, GpuMemory,
     attention::{self, StepLists},
-    attention_plan,
     dense::{self, Dense, Product},
     driver::{DeviceMemory, Driver},
     elementwise::{Gating, NormPass},
     experts::{self, ExpertsState},
     graph,
     grouped::Groups,
-    kernels::{HEAD_DIMS, Kernel, LATENT_DIMS, MAX_HEAD_DIM, MAX_LATENT_WIDTH, kv_suffix, launch},
+    kernels::{Kernel, launch},
+    kv_layers,
     latent::{self, LatentScratch},
     linear::{CudaLinear, Rows},
     lora::{self, Lora},
@@ -321,43 +321,6 @@ impl CudaBackend {
     }
 }
 
-/// Whether latent attention has kernels for vectors of so many elements.
-fn check_latent(dtype: KvDType, width: usize) -> Result<(), DeviceError> {
-    let made_for: usize = LATENT_DIMS.iter().sum();
-    let is_there = match dtype {
-        // Products read what a head has of a query 8 elements at a time.
-        KvDType::F32 => width <= MAX_LATENT_WIDTH && width.is_multiple_of(8),
-        KvDType::F16 | KvDType::BF16 => width == made_for,
-        KvDType::F8E4M3 | KvDType::Int8 => false,
-    };
-    if is_there {
-        return Ok(());
-    }
-    Err(DeviceError::Unsupported(format!(
-        "latent attention with vectors of {width} elements has no GPU kernel for a {} KV cache; pa_cache_type=PagedCacheType.F16 \
-         and BF16 take {made_for}, F32 any multiple of 8 up to {MAX_LATENT_WIDTH}, and device=\"cpu\" computes all",
-        kv_suffix(dtype)
-    )))
-}
-
-/// Whether attention has kernels for heads of so many elements.
-fn check_heads(dtype: KvDType, head_dim: usize) -> Result<(), DeviceError> {
-    if !head_dim.is_multiple_of(4) || head_dim > MAX_HEAD_DIM {
-        return Err(DeviceError::Unsupported(format!(
-            "heads of {head_dim} elements have no GPU kernel; sizes that have are multiples of 4 up to {MAX_HEAD_DIM}: use \
-             device=\"cpu\""
-        )));
-    }
-    if dtype == KvDType::F32 || HEAD_DIMS.contains(&head_dim) {
-        return Ok(());
-    }
-    Err(DeviceError::Unsupported(format!(
-        "heads of {head_dim} elements have no GPU kernel for a {} KV cache; sizes that have: {HEAD_DIMS:?}; \
-         pa_cache_type=PagedCacheType.F32 takes all multiples of 4 up to {MAX_HEAD_DIM}",
-        kv_suffix(dtype)
-    )))
-}
-
 /// Values of [`State::normed`], [`State::projected`] and [`State::up`] in the largest step.
 fn planned_floats(shape: &WorkspaceShape) -> [usize; 3] {
     let gated = if shape.gated { shape.intermediate_size } else { 0 };
@@ -448,25 +411,12 @@ impl Device for CudaBackend {
     }
 
     fn check_kv_layer(&self, dtype: KvDType, shape: KvShape, queries_per_kv: usize) -> Result<(), DeviceError> {
-        let head_dim = shape.head_dim()?;
-        if shape.is_latent() {
-            return check_latent(dtype, head_dim);
-        }
-        check_heads(dtype, head_dim)?;
-        let most = attention_plan::max_queries_per_kv(dtype, head_dim);
-        if queries_per_kv <= most {
-            return Ok(());
-        }
-        Err(DeviceError::Unsupported(format!(
-            "{queries_per_kv} query heads of {head_dim} elements share a KV head, and GPU kernels for a {} KV cache take {most} at \
-             most; pa_cache_type=PagedCacheType.F32 takes any number",
-            kv_suffix(dtype)
-        )))
+        kv_layers::check(dtype, shape, queries_per_kv)
     }
 
     fn alloc_kv_cache(&self, spec: &KvCacheSpec) -> Result<CacheEngine, DeviceError> {
         let mut shapes = spec.layers.iter().map(|layer| layer.shape).filter(|shape| *shape != KvShape::NONE);
-        shapes.try_for_each(|shape| self.check_kv_layer(spec.dtype, shape, 1))?;
+        shapes.try_for_each(|shape| kv_layers::check(spec.dtype, shape, 1))?;
         CacheEngine::on_device(spec, |block_bytes| Ok(PlaneBlocks::new(&self.driver, spec, block_bytes)?))
     }
 

@@ -22,6 +22,7 @@ mod graph_plan;
 mod graph_tests;
 mod grouped;
 pub mod kernels;
+mod kv_layers;
 mod latent;
 #[cfg(test)]
 mod launchers;
