@@ -47,7 +47,7 @@ CHAT = [
     *COMMON, "messages", "logprobs", "top_logprobs", "stream", "web_search_options", "enable_thinking", "reasoning_effort",
     "max_tool_rounds", "session_id", "files", "public_messages",
 ]  # fmt: skip
-COMPLETION = [*COMMON, "prompt", "best_of", "echo_prompt", "suffix", "logprobs", "public_prefix_len"]
+COMPLETION = [*COMMON, "prompt", "best_of", "echo_prompt", "suffix", "fill_in_middle", "logprobs", "public_prefix_len"]
 RUNNER = [
     "max_seqs", "no_kv_cache", "prefix_cache_n", "token_source", "chat_template", "jinja_explicit", "pa_gpu_mem",
     "pa_gpu_mem_usage", "pa_ctxt_len", "pa_blk_size", "pa_cache_type", "no_paged_attn", "paged_attn", "memory_goal", "seed",
@@ -167,7 +167,16 @@ def likely(rng: random.Random, name: str) -> Any:
         return rng.uniform(-0.1, 1.5)
     if name in ("model", "model_id", "suffix", "tenant", "cache_salt"):
         return text(rng)
-    if name in ("stream", "keep", "ignore_eos", "logprobs", "echo_prompt", "truncate_sequence", "deterministic"):
+    if name in (
+        "stream",
+        "keep",
+        "ignore_eos",
+        "logprobs",
+        "echo_prompt",
+        "truncate_sequence",
+        "fill_in_middle",
+        "deterministic",
+    ):
         return rng.random() < 0.5
     return number(rng) if rng.random() < 0.5 else value(rng)
 

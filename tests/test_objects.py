@@ -61,6 +61,7 @@ COMPLETION = {
     "best_of": 3,
     "echo_prompt": True,
     "suffix": "!",
+    "fill_in_middle": True,
     "public_prefix_len": 2,
 }
 MESSAGES = [{"role": "user", "content": "Hi", "name": "me"}, {"role": "assistant", "content": [{"type": "text", "text": "<b>"}]}]

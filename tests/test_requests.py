@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import complete, generate, golden, runner_of, score, text_model, tokens
+from conftest import GOLDEN, complete, generate, golden, runner_of, score, text_model, tokens
 
-from mistral_paged import ChatCompletionRequest, CompletionRequest, Runner
+from mistral_paged import ChatCompletionRequest, CompletionRequest, ModelDType, Runner, Which
 
 PROMPT = [318, 460, 90, 413, 206, 64, 86, 92]
 
@@ -226,6 +228,35 @@ def test_best_of_returns_the_likeliest(llama: Runner) -> None:
 def test_suffix(llama: Runner) -> None:
     plain = complete(llama, PROMPT, max_tokens=4).choices[0].text
     assert complete(llama, PROMPT, max_tokens=4, suffix=" the end").choices[0].text == plain + " the end"
+
+
+def test_a_gap_between_two_texts_is_filled(tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    shutil.copytree(GOLDEN / "text/llama", folder)
+    file = folder / "tokenizer.json"
+    text = file.read_text()
+    specials = {"<image>": "<|fim_prefix|>", "<pad>": "<|fim_suffix|>", "<fake>": "<|fim_middle|>"}
+    for old, new in specials.items():
+        text = text.replace(f'"{old}"', f'"{new}"')
+    file.write_text(text)
+    runner = Runner(which=Which.Plain(str(folder), dtype=ModelDType.F32), pa_ctxt_len=512, num_threads=2)
+    ids = [runner.tokenize_text(text, False) for text in ["a block", "of <pad> keys"]]
+    expected = complete(runner, [5, *ids[0], 6, *ids[1], 7], max_tokens=6)
+    filled = complete(runner, "a block", max_tokens=6, suffix="of <pad> keys", fill_in_middle=True)
+    assert filled.choices[0].text == expected.choices[0].text
+    assert filled.usage.prompt_tokens == expected.usage.prompt_tokens
+    echoed = complete(runner, "a block", max_tokens=6, suffix="of <pad> keys", fill_in_middle=True, echo_prompt=True)
+    assert echoed.choices[0].text == "a block" + expected.choices[0].text
+    with pytest.raises(ValueError, match="truncate_sequence"):
+        complete(runner, "a", suffix="b", fill_in_middle=True, truncate_sequence=True)
+
+
+def test_a_gap_needs_two_texts_and_tokens_for_it(llama: Runner) -> None:
+    for prompt, options in [("a", {}), ([1, 2], {"suffix": "b"})]:
+        with pytest.raises(ValueError, match="`fill_in_middle` needs a `prompt` that is a str, and a `suffix`"):
+            CompletionRequest(prompt, "default", fill_in_middle=True, **options)
+    with pytest.raises(ValueError, match=r"fim_prefix.*suffix"):
+        complete(llama, "a", suffix="b", fill_in_middle=True)
 
 
 def test_prompt_as_text_ids_tuple_and_array(llama: Runner) -> None:

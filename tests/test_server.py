@@ -552,6 +552,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/apply-template", {"messages": HELLO, "min_p": 2}, "min_p"),
     ("/detokenize", {"tokens": [1, 512]}, "tokens[1]"),
     ("/v1/completions", {"prompt": "Hello", "deadline": 1e-9}, "deadline"),
+    ("/v1/completions", {"prompt": "Hello", "suffix": "x"}, "suffix"),
+    ("/v1/completions", {"prompt": [47, 76], "suffix": "x"}, "suffix"),
 ]
 
 

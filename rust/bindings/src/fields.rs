@@ -89,7 +89,7 @@ fn default_of<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     match name {
         "n_choices" => 1.into_bound_py_any(py),
         "priority" | "public_messages" | "public_prefix_len" => 0.into_bound_py_any(py),
-        "stream" | "truncate_sequence" | "ignore_eos" | "keep" | "echo_prompt" => false.into_bound_py_any(py),
+        "stream" | "truncate_sequence" | "ignore_eos" | "keep" | "echo_prompt" | "fill_in_middle" => false.into_bound_py_any(py),
         _ => Ok(py.None().into_bound(py)),
     }
 }

@@ -6,7 +6,7 @@ use engine::{GenerationRequest, MAX_CHOICES, Prompt, RenderOptions, ToolOptions}
 use openai::chat::thinking;
 use pyo3::{
     IntoPyObjectExt,
-    exceptions::PyTypeError,
+    exceptions::{PyTypeError, PyValueError},
     prelude::*,
     types::{PyDict, PyString, PyTuple},
 };
@@ -91,7 +91,8 @@ pub struct ChatCompletionRequest {
 ///   each of its tokens, with `echo_prompt` of the prompt's as well (the first is None), and of so many of the likeliest at each
 ///   position.
 /// - `best_of`: of so many continuations, at most 1024 (left out, as many as are returned), the `n_choices` likeliest are
-///   returned. `suffix`: a text that goes after each continuation.
+///   returned. `suffix`: a text that goes after each continuation. With `fill_in_middle` the model writes what goes between
+///   `prompt` and `suffix`, which is not appended; its vocabulary must have tokens for that, as those of models for code have.
 /// - `public_prefix_len`: leading tokens, 0 or more, that are shared in spite of a `cache_salt`.
 ///
 /// The other fields are those of `ChatCompletionRequest`.
@@ -361,7 +362,7 @@ impl CompletionRequest {
         grammar=None, grammar_type=None, min_p=None, tool_schemas=None, tool_choice=None, dry_multiplier=None, dry_base=None,
         dry_allowed_length=None, dry_sequence_breakers=None, truncate_sequence=false, ignore_eos=false, *, adapter=None,
         adapters=None, logprobs=None, seed=None, priority=0, deadline=None, tenant=None, cache_salt=None, public_prefix_len=0,
-        keep=false
+        keep=false, fill_in_middle=false
     ))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -403,6 +404,7 @@ impl CompletionRequest {
         cache_salt: Option<Bound<'_, PyString>>,
         #[pyo3(from_py_with = check_public_prefix_len)] public_prefix_len: usize,
         keep: bool,
+        fill_in_middle: bool,
     ) -> PyResult<Self> {
         refuse_tools(tool_choice, &[("tool_schemas", tool_schemas.is_some())])?;
         let fields = given!(
@@ -438,9 +440,12 @@ impl CompletionRequest {
             tenant,
             cache_salt,
             public_prefix_len,
-            keep
+            keep,
+            fill_in_middle
         );
         fields.set_item("tool_choice", tool_choice)?;
+        let suffix = suffix.map(|suffix| named_text("suffix", &suffix)).transpose()?;
+        let (prompt, suffix) = placed(parse_prompt(prompt)?, suffix, fill_in_middle)?;
         let sampling = SamplingFields {
             temperature,
             top_p,
@@ -470,10 +475,10 @@ impl CompletionRequest {
             best_of: best_of.map(|best_of| within("best_of", &best_of, 0, MAX_CHOICES)).transpose()?,
             truncate_sequence,
             echo_prompt,
-            suffix: suffix.map(|suffix| named_text("suffix", &suffix)).transpose()?,
+            suffix,
             stream: false,
             adapter: adapters::choice(adapter.as_ref(), adapters.as_ref())?,
-            ..GenerationRequest::new(parse_prompt(prompt)?, sampling.check()?)
+            ..GenerationRequest::new(prompt, sampling.check()?)
         };
         Ok(Self { request, model: model.0, fields: Fields::of(&fields)? })
     }
@@ -482,7 +487,7 @@ impl CompletionRequest {
     #[getter]
     fn prompt<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match &self.request.prompt {
-            Prompt::Text(text) => text.into_bound_py_any(py),
+            Prompt::Text(text) | Prompt::Gap { before: text, .. } => text.into_bound_py_any(py),
             Prompt::TokenIds(ids) => ids.into_bound_py_any(py),
             Prompt::Chat { .. } | Prompt::Sequence { .. } => Ok(py.None().into_bound(py)),
         }
@@ -512,7 +517,18 @@ impl CompletionRequest {
 }
 
 getters! {
-    CompletionRequest: best_of, echo_prompt, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, max_tokens, n_choices, stop_seqs, temperature, top_p, suffix, top_k, grammar, grammar_type, min_p, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, truncate_sequence, ignore_eos, adapter, adapters, logprobs, seed, priority, deadline, tenant, cache_salt, public_prefix_len, keep
+    CompletionRequest: best_of, echo_prompt, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, max_tokens, n_choices, stop_seqs, temperature, top_p, suffix, top_k, grammar, grammar_type, min_p, tool_choice, dry_multiplier, dry_base, dry_allowed_length, dry_sequence_breakers, truncate_sequence, ignore_eos, adapter, adapters, logprobs, seed, priority, deadline, tenant, cache_salt, public_prefix_len, keep, fill_in_middle
+}
+
+/// A prompt and what goes behind each of its continuations: that is appended, or the continuation is what goes between both.
+fn placed(prompt: Prompt, suffix: Option<String>, fill_in_middle: bool) -> PyResult<(Prompt, Option<String>)> {
+    if !fill_in_middle {
+        return Ok((prompt, suffix));
+    }
+    match (prompt, suffix) {
+        (Prompt::Text(before), Some(after)) => Ok((Prompt::Gap { before, after }, None)),
+        _ => Err(PyValueError::new_err("`fill_in_middle` needs a `prompt` that is a str, and a `suffix`")),
+    }
 }
 
 fn parse_prompt(prompt: &Bound<'_, PyAny>) -> PyResult<Prompt> {

@@ -70,6 +70,13 @@ pub enum Prompt {
     },
     /// Text, tokenized with special tokens added.
     Text(String),
+    /// What goes between two texts, of a model whose vocabulary has tokens for it.
+    Gap {
+        /// What goes before it.
+        before: String,
+        /// What goes behind it.
+        after: String,
+    },
     /// Token ids as they are.
     TokenIds(Vec<u32>),
     /// What a sequence came to, and more.
@@ -89,6 +96,7 @@ impl Prompt {
                 messages.iter().map(Message::text_bytes).sum()
             }
             Self::Text(text) | Self::Sequence { then: Continuation::Text(text), .. } => text.len(),
+            Self::Gap { before, after } => before.len() + after.len(),
             Self::TokenIds(_) | Self::Sequence { then: Continuation::TokenIds(_), .. } => 0,
         }
     }
@@ -99,7 +107,7 @@ impl Prompt {
         match self {
             Self::Chat { messages, .. } => any(messages),
             Self::Sequence { sequence, then: Continuation::Messages(messages) } => sequence.has_images() || any(messages),
-            Self::Sequence { .. } | Self::Text(_) | Self::TokenIds(_) => false,
+            Self::Sequence { .. } | Self::Text(_) | Self::Gap { .. } | Self::TokenIds(_) => false,
         }
     }
 }

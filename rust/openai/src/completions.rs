@@ -60,7 +60,7 @@ fields! {
         /// So many continuations are made, and the `n` likeliest are returned.
         #[schemars(range(min = 1, max = MAX_CHOICES))]
         best_of: usize,
-        /// Goes behind each continuation.
+        /// What goes behind the gap that is filled, of a model whose vocabulary has tokens for it; the prompt goes before it.
         suffix: String,
         /// Leading tokens that are shared in spite of a `cache_salt`.
         public_prefix_len: usize,
@@ -111,12 +111,12 @@ impl CompletionRequest {
         let mut service = sampling.service()?;
         service.public_prefix = completion.public_prefix_len.unwrap_or(0);
         let request = |prompt| {
+            let prompt = with_suffix(prompt, completion.suffix.as_ref())?;
             let request = GenerationRequest {
                 service: service.clone(),
                 n_choices,
                 best_of,
                 echo_prompt: completion.echo.unwrap_or(false),
-                suffix: completion.suffix.clone(),
                 ..GenerationRequest::new(prompt, params.clone())
             };
             sampling.with_wishes(request)
@@ -124,6 +124,15 @@ impl CompletionRequest {
         let requests = prompts.into_iter().map(request).collect::<Result<_, _>>()?;
         let grammar_param = sampling.grammar_param();
         Ok(Generation { model: completion.model, requests, delivery, user: sampling.user, grammar_param })
+    }
+}
+
+/// The gap between a prompt and what goes behind it.
+fn with_suffix(prompt: Prompt, suffix: Option<&String>) -> Result<Prompt, ApiError> {
+    match (prompt, suffix) {
+        (prompt, None) => Ok(prompt),
+        (Prompt::Text(before), Some(after)) => Ok(Prompt::Gap { before, after: after.clone() }),
+        (_, Some(_)) => Err(ApiError::value("suffix", "needs a prompt that is a text, not token ids")),
     }
 }
 

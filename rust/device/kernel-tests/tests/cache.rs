@@ -1,8 +1,8 @@
 //! What is written to the KV cache, and whole blocks of it.
 
 use device::{
-    Device, HeadNorm, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Norm, NormKind, NormSpan, Phases,
-    QueryScale, RopeArgs, RopeStyle, RopeTable, StepMetadata,
+    CacheEngine, Device, HeadNorm, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Norm, NormKind, NormSpan,
+    Phases, QueryScale, RopeArgs, RopeStyle, RopeTable, StepMetadata,
     cpu::ReferenceBackend,
     kernel_args::{AttentionArgs, AttentionWork, CopyBlocksArgs, HeadNormArgs, RopeAndCacheArgs},
 };
@@ -57,6 +57,15 @@ struct Case {
     extremes: bool,
 }
 
+impl Case {
+    /// Those of queries, keys and values.
+    fn draw_norms(&self, rng: &mut Rng, dim: usize) -> [Option<Norm>; 3] {
+        let kv_heads = self.spec.layers[0].shape.num_kv_heads;
+        [(self.num_heads, true), (kv_heads, true), (kv_heads, self.norms_values)]
+            .map(|(heads, is_there)| self.norm.filter(|_| is_there).map(|norm| norm.draw(rng, heads, dim)))
+    }
+}
+
 fn rope_table(style: RopeStyle, rotary_dim: usize, rng: &mut Rng) -> RopeTable {
     let angles = rng.floats(POSITIONS * rotary_dim / 2);
     let [cos, sin] = [f32::cos, f32::sin].map(|of: fn(f32) -> f32| angles.iter().map(|a| of(*a)).collect::<Vec<_>>().into());
@@ -95,10 +104,7 @@ fn check(case: &Case, seed: u64) {
     if case.extremes {
         put_extremes(&mut v, spec);
     }
-    let [q_norm, k_norm] =
-        [case.num_heads, spec.layers[0].shape.num_kv_heads].map(|heads| case.norm.map(|norm| norm.draw(&mut rng, heads, dim)));
-    let v_norm = case.norm.filter(|_| case.norms_values);
-    let v_norm = v_norm.map(|norm| norm.draw(&mut rng, spec.layers[0].shape.num_kv_heads, dim));
+    let [q_norm, k_norm, v_norm] = case.draw_norms(&mut rng, dim);
     let head_norm = |norm| HeadNorm { norm, span: NormSpan::Head };
     let rope = case.rope.map(|(style, rotary_dim)| rope_table(style, rotary_dim, &mut rng));
     let rope_positions: Vec<u32> = (0..TOKENS).map(|_| rng.below(POSITIONS) as u32).collect();
@@ -188,13 +194,20 @@ fn check(case: &Case, seed: u64) {
     if rope.is_none() && case.norm.is_none() {
         assert_eq!(k_plane.values::<u8>(), planes(&cache)[0], "{what}");
     }
-    let written = from_planes(spec, &k_plane, &v_plane);
+    let caches = [from_planes(spec, &k_plane, &v_plane), cache];
+    compare(&caches, KvSide::Key, &slots, &what);
+    if v_norm.is_some() {
+        compare(&caches, KvSide::Value, &slots, &what);
+    }
+}
+
+/// Compares the vectors of slots, those that were written first.
+fn compare(caches: &[CacheEngine; 2], side: KvSide, slots: &[i64], what: &str) {
+    let spec = caches[1].spec();
     for &slot in slots.iter().filter(|slot| **slot >= 0) {
         for head in 0..spec.layers[0].shape.num_kv_heads {
-            for side in [KvSide::Key, KvSide::Value].into_iter().take(if v_norm.is_none() { 1 } else { 2 }) {
-                let [actual, expected] = [&written, &cache].map(|cache| vector(cache, side, slot as usize, head));
-                assert_close(&actual, &expected, rounding(spec.dtype), &what);
-            }
+            let [actual, expected] = caches.each_ref().map(|cache| vector(cache, side, slot as usize, head));
+            assert_close(&actual, &expected, rounding(spec.dtype), what);
         }
     }
 }

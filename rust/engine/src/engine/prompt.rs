@@ -140,6 +140,7 @@ pub fn tokenize(
     let (ids, text) = match prompt {
         Prompt::Chat { messages, options } => (render_chat(shared, messages, options, images)?.0, None),
         Prompt::Text(text) => (shared.tokenizer.encode(text, true)?, Some(text.clone())),
+        Prompt::Gap { before, after } => (shared.tokenizer.encode_gap(before, after)?, Some(before.clone())),
         Prompt::TokenIds(ids) => (ids.clone(), None),
         Prompt::Sequence { sequence, then } => {
             return tokenize(shared, &sequence.prompt(then.clone(), &shared.tokenizer)?, images);

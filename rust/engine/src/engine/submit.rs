@@ -43,7 +43,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let submitted_at = Instant::now();
     check_running(shared)?;
     check_kind(shared, request.output)?;
-    check_output(&request)?;
+    check_together(&request)?;
     let num_run = check_choices(&request)?;
     let mut params = request.sampling.clone();
     if num_run > request.n_choices {
@@ -75,7 +75,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let text = text.filter(|_| prompt_token_ids.len() == num_given);
 
     let mut sampling = request.sampling;
-    let stop_token_ids = ids_that_end(shared, &mut sampling);
+    let stop_token_ids = ids_that_end(shared, &prompt, &mut sampling)?;
     let number = shared.submitted.fetch_add(1, Ordering::Relaxed);
     let own_seed = |s: u64| if shared.one_seed { s } else { s.wrapping_add(number) };
     let seed = sampling.seed.or(shared.seed.map(own_seed)).unwrap_or_else(rand::random);
@@ -205,12 +205,32 @@ fn check_running(shared: &Shared) -> Result<(), EngineError> {
 }
 
 /// The tokens that end the text, taken from what was asked.
-fn ids_that_end(shared: &Shared, sampling: &mut SamplingParams) -> Vec<u32> {
+fn ids_that_end(shared: &Shared, prompt: &Prompt, sampling: &mut SamplingParams) -> Result<Vec<u32>, EngineError> {
     let mut ids = std::mem::take(&mut sampling.stop_token_ids);
     if !sampling.ignore_eos {
         ids.extend(shared.tokenizer.eos_ids());
+        if matches!(prompt, Prompt::Gap { .. }) {
+            ids.extend(shared.tokenizer.gap_ends()?);
+        }
     }
-    ids
+    Ok(ids)
+}
+
+/// Refuses what does not go together.
+fn check_together(request: &GenerationRequest) -> Result<(), EngineError> {
+    check_output(request)?;
+    check_whole(request)
+}
+
+/// Of a prompt for what goes between two texts, none is dropped: the rest would mean something else.
+fn check_whole(request: &GenerationRequest) -> Result<(), EngineError> {
+    let cuts = [("truncate_sequence", request.truncate_sequence), ("truncate_prompt_tokens", request.kept_prompt.is_some())];
+    match cuts.iter().find(|(_, is_asked)| *is_asked && matches!(request.prompt, Prompt::Gap { .. })) {
+        None => Ok(()),
+        Some((name, _)) => {
+            Err(EngineError::InvalidArgument(format!("{name} would cut a prompt that has a text behind it: leave it out")))
+        }
+    }
 }
 
 /// An answer to a chat stands alone; other prompts go on.

@@ -1,6 +1,7 @@
 //! Tokenizers: from tokenizer.json, and from GGUF metadata.
 
 mod charsmap;
+mod fill_in_middle;
 mod gguf;
 mod incremental;
 pub(crate) mod model_file;
