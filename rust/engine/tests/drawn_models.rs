@@ -19,7 +19,7 @@ use engine::{Engine, EngineConfig, MemoryGpuConfig, model::config::FfnConfig, mo
 use kernel_tests::{EmulatedDriver, Order};
 
 /// Some that are dense, and some with experts.
-const CHUNKED: [&str; 4] = ["dots1", "gemma4", "gemma4-moe", "olmo3"];
+const CHUNKED: [&str; 5] = ["dots1", "gemma3n", "gemma4", "gemma4-moe", "olmo3"];
 /// What their kernels are asked for, no other golden asks for.
 const ON_CUDA: [&str; 4] = ["afmoe", "apertus", "jais2", "mistral4"];
 
