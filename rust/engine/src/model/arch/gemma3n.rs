@@ -165,7 +165,7 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     config.final_softcap = Some(fields.softcap("final_logit_softcapping")?.unwrap_or(SOFTCAP));
     config.layer_inputs = Some(LayerInputsConfig {
         width: fields.required_size("embedding_length_per_layer_input")?,
-        vocab_size: config.vocab_size,
+        vocab_size: fields.weights.matrix_shape(WeightId::global(Role::LayerTokens))?[0],
         pad_token_id: 0,
         activation: Activation::GeluTanh,
     });

@@ -211,4 +211,24 @@ mod tests {
         assert!(refused(&|layers| layers[3].attention.window = None).contains("the same window"));
         assert!(refused(&|layers| layers[2].attention.head_dim = 8).contains("heads of the same size"));
     }
+
+    #[test]
+    fn streams_and_cutoffs_are_checked() {
+        let refused = |change: &dyn Fn(&mut DecoderConfig)| {
+            let mut config = sharing();
+            config.streams = Some(StreamsConfig { count: 4, active: 0, has_output_scale: true, branch_rank: 8 });
+            config.validate("made up").unwrap();
+            change(&mut config);
+            config.validate("made up").unwrap_err().to_string()
+        };
+        let streams = |change: fn(&mut StreamsConfig)| refused(&|config| change(config.streams.as_mut().unwrap()));
+        assert!(streams(|streams| streams.count = 0).contains("number of residual streams is 0"));
+        assert!(streams(|streams| streams.count = 9).contains("from 1 to 8"));
+        assert!(streams(|streams| streams.active = 4).contains("residual stream 4 of 4"));
+        assert!(streams(|streams| streams.branch_rank = 0).contains("rank of the branch"));
+        assert!(refused(&|config| config.layers[1].is_parallel = true).contains("not computed"));
+        let cut = |cutoff| refused(&|config| config.layers[0].ffn.set_dense(|dense| dense.cutoff = Some(cutoff)));
+        assert!(cut(f32::NAN).contains("deviations above the mean"));
+        assert!(cut(f32::INFINITY).contains("deviations above the mean"));
+    }
 }
