@@ -395,11 +395,13 @@ impl WeightId {
     pub fn gguf_otherwise(self) -> Option<String> {
         let name = match self.role {
             Role::OutputNorm => "token_embd_norm",
+            Role::RouterCorrection => "exp_probs_b$",
             Role::MixInput => "shortconv.in_proj",
             Role::Conv => "shortconv.conv",
             Role::MixOutput => "shortconv.out_proj",
             Role::FfnNorm => "post_attention_norm",
             // A dense network beside the experts (Gemma 4).
+            Role::SharedGateUp => "ffn_up_shexp",
             Role::SharedGate => "ffn_gate",
             Role::SharedUp => "ffn_up",
             Role::SharedDown => "ffn_down",
