@@ -120,6 +120,8 @@ FIXED = {
     "gemma": {"tie_word_embeddings", "attention_bias"},
     "gemma2": {"tie_word_embeddings"},
     "gemma3_text": {"tie_word_embeddings"},
+    # A list of them is drawn by layer.
+    "gemma3n_text": {"tie_word_embeddings", "intermediate_size"},
     "gemma4_text": {"tie_word_embeddings", "attention_bias"},
     "glm4_moe_lite": {"q_lora_rank"},
     # Its logits would have a bias too.
@@ -324,6 +326,21 @@ def layers_that_share(config: Config, rng: Random, count: int) -> None:
     config["num_global_key_value_heads"] = rng.choice([None, 1, config["num_key_value_heads"]])
 
 
+def layers_of_streams(config: Config, rng: Random, count: int) -> None:
+    """Gemma 3n: several residual streams, thin branches, gates of which few pass, widths by layer, and layers that share."""
+    kinds = ["sliding_attention", "full_attention"]
+    config["layer_types"] = layers = [rng.choice(kinds) for _ in range(count)]
+    shared = rng.choice([0, 1, 2]) if count > 3 else 0
+    if shared:
+        layers[:2] = kinds
+    streams = rng.choice([2, 3, 4])
+    config |= {"altup_num_inputs": streams, "altup_active_idx": rng.randrange(streams), "altup_correct_scale": rng.random() < 0.7}
+    config |= {"num_kv_shared_layers": shared, "hidden_size_per_layer_input": rng.choice([8, 24, 80])}
+    config |= {"laurel_rank": rng.choice([4, 8, 48]), "vocab_size_per_layer_input": rng.choice([300, 512])}
+    config["intermediate_size"] = [rng.choice([32, 64, 96]) for _ in range(count)]
+    config["activation_sparsity_pattern"] = [rng.choice([0.0, 0.3, 0.5, 0.9, 0.95]) for _ in range(count)]
+
+
 def layers_of_own_bases(config: Config, rng: Random, count: int) -> None:
     """Granite with windows: each layer has a base of its rotation, or none."""
     any_layers(config, rng, count)
@@ -334,6 +351,7 @@ LAYERS: dict[str, Callable[[Config, Random, int], None]] = {
     "qwen2": last_layers_windowed,
     "qwen3": last_layers_windowed,
     "smollm3": some_layers_unturned,
+    "gemma3n_text": layers_of_streams,
     "gemma4_text": layers_that_share,
     "llama4_text": chunked_layers,
     "qwen3_next": interleaved_layers,

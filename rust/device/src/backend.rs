@@ -12,8 +12,8 @@ use std::{any::Any, sync::Arc};
 
 use crate::{
     Adapter, AdapterRows, AttentionArgs, CacheEngine, DType, DeviceError, ElementwisePhases, ExpertPhases, HostMemory,
-    KvCacheSpec, KvDType, KvShape, LatentPhases, RecurrentPhases, RopeArgs, RowSampling, SampledRow, StateCache, Tensor,
-    TokenMask, WeightView, host_memory,
+    KvCacheSpec, KvDType, KvShape, LatentPhases, RecurrentPhases, RopeArgs, RowSampling, SampledRow, StateCache, StreamPhases,
+    Tensor, TokenMask, WeightView, host_memory,
 };
 
 /// How exactly a linear layer computes.
@@ -574,6 +574,11 @@ pub trait Backend: Device + Phases {
 
     /// What computes the phases that only some models need, and norms of values; `None`: nothing does.
     fn elementwise_phases(&self) -> Option<&dyn ElementwisePhases> {
+        None
+    }
+
+    /// What computes several residual streams; `None`: nothing does.
+    fn stream_phases(&self) -> Option<&dyn StreamPhases> {
         None
     }
 

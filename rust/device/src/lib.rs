@@ -27,6 +27,7 @@ pub mod mmap;
 pub mod quant;
 pub mod recurrent;
 pub mod sampling;
+pub mod streams;
 pub mod tensor;
 pub mod token_mask;
 
@@ -51,5 +52,6 @@ pub use lora::{Adapter, AdapterRows, EmbeddingDelta, EmbeddingProduct, LinearDel
 pub use quant::GgmlType;
 pub use recurrent::{Conv, DeviceStates, GatedDelta, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache};
 pub use sampling::{RowSampling, SampledRow};
+pub use streams::{MAX_STREAMS, StreamArgs, StreamPhases};
 pub use tensor::{Tensor, WeightView};
 pub use token_mask::{TokenMask, TokenSet};

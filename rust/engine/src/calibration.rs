@@ -13,7 +13,8 @@ use std::{
 use device::{
     AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, DeviceError, ElementwisePhases, EmbedArgs,
     ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvShape, LatentPhases, Linear, LinearOptions, Norm, Phases, Precision,
-    Projection, RecurrentPhases, ResidualArgs, RopeArgs, StateCache, StepMetadata, Tensor, WeightView, WorkspaceShape,
+    Projection, RecurrentPhases, ResidualArgs, RopeArgs, StateCache, StepMetadata, StreamPhases, Tensor, WeightView,
+    WorkspaceShape,
 };
 use paged::{MemoryGpuConfig, PagedAttentionConfig};
 
@@ -324,6 +325,10 @@ impl Backend for Observer {
 
     fn elementwise_phases(&self) -> Option<&dyn ElementwisePhases> {
         self.inner.elementwise_phases()
+    }
+
+    fn stream_phases(&self) -> Option<&dyn StreamPhases> {
+        self.inner.stream_phases()
     }
 
     fn sees_ahead(&self) -> bool {

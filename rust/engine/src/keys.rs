@@ -125,6 +125,8 @@ pub const CONFIG: Table = &[
             "aux_loss_alpha",
             "neftune_noise_alpha",
             "seq_aux",
+            "altup_coef_clip",
+            "altup_lr_multiplier",
         ],
         WithoutEffect,
     ),

@@ -52,7 +52,7 @@ const PLAIN: File = File {
     num_cases: 2,
 };
 
-const FILES: [File; 15] = [
+const FILES: [File; 21] = [
     File { golden: "apertus", architecture: "apertus", ..PLAIN },
     File { golden: "seed_oss", architecture: "seed_oss", has_norms_after: true, ..PLAIN },
     File { golden: "ernie4_5", architecture: "ernie4_5", ..PLAIN },
@@ -189,19 +189,84 @@ const FILES: [File; 15] = [
         ],
         ..PLAIN
     },
+    File { golden: "glm", architecture: "chatglm", sizes: &[("rope.dimension_count", 8)], ..PLAIN },
+    File {
+        golden: "sarvam_moe",
+        architecture: "bailingmoe2",
+        sizes: &[
+            ("expert_count", 8),
+            ("expert_used_count", 3),
+            ("expert_feed_forward_length", 32),
+            ("expert_shared_count", 1),
+            ("leading_dense_block_count", 1),
+            ("expert_gating_func", 2),
+        ],
+        numbers: &[("expert_weights_scale", 1.5)],
+        ..PLAIN
+    },
+    File {
+        golden: "solar_open",
+        architecture: "glm4moe",
+        sizes: &[
+            ("expert_count", 8),
+            ("expert_used_count", 3),
+            ("expert_feed_forward_length", 32),
+            ("expert_shared_count", 1),
+            ("expert_group_count", 2),
+            ("expert_group_used_count", 1),
+        ],
+        numbers: &[("expert_weights_scale", 1.5)],
+        has_norms_after: true,
+        ..PLAIN
+    },
+    File {
+        golden: "hy_v3",
+        architecture: "hy_v3",
+        sizes: &[("expert_count", 8), ("expert_used_count", 3), ("expert_feed_forward_length", 32)],
+        numbers: &[("expert_weights_scale", 1.5)],
+        ..PLAIN
+    },
+    File {
+        golden: "mellum-sparse",
+        architecture: "mellum",
+        sizes: &[
+            ("attention.sliding_window", 16),
+            ("expert_count", 8),
+            ("expert_used_count", 3),
+            ("expert_feed_forward_length", 32),
+            ("rope.scaling.original_context_length", 64),
+        ],
+        numbers: &[("rope.scaling.factor", 4.0), ("rope.freq_base_swa", 500.0)],
+        ..PLAIN
+    },
+    File {
+        golden: "granitemoe_swa-nope",
+        architecture: "granite_swa",
+        sizes: &[
+            ("attention.sliding_window", 16),
+            ("expert_count", 8),
+            ("expert_used_count", 3),
+            ("expert_shared_feed_forward_length", 48),
+        ],
+        numbers: &[("attention.scale", 0.25), ("embedding_scale", 2.0), ("residual_scale", 0.5), ("logit_scale", 2.0)],
+        is_permuted: true,
+        ..PLAIN
+    },
 ];
 
 /// What gguf-py calls a module, without its number; `*` stands for that of an expert.
 fn renamed(module: &str, has_norms_after: bool) -> &'static str {
     match module {
-        "model.embed_tokens" => "token_embd",
+        "model.embed_tokens" | "model.word_embeddings" => "token_embd",
         "model.norm" => "output_norm",
         "lm_head" => "output",
         "input_layernorm" | "attention_layernorm" => "attn_norm",
         "self_attn.q_proj" => "attn_q",
         "self_attn.k_proj" => "attn_k",
         "self_attn.v_proj" => "attn_v",
-        "self_attn.o_proj" => "attn_output",
+        "self_attn.o_proj" | "attention.dense" => "attn_output",
+        "self_attn.sinks" => "attn_sinks",
+        "attention.query_key_value" => "attn_qkv",
         "self_attn.gate_proj" => "attn_gate",
         "self_attn.q_a_proj" => "attn_q_a",
         "self_attn.q_a_layernorm" => "attn_q_a_norm",
@@ -209,21 +274,21 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "self_attn.kv_a_proj_with_mqa" => "attn_kv_a_mqa",
         "self_attn.kv_a_layernorm" => "attn_kv_a_norm",
         "self_attn.kv_b_proj" => "attn_kv_b",
-        "self_attn.q_norm" => "attn_q_norm",
-        "self_attn.k_norm" => "attn_k_norm",
+        "self_attn.q_norm" | "attention.query_layernorm" => "attn_q_norm",
+        "self_attn.k_norm" | "attention.key_layernorm" => "attn_k_norm",
         "post_attention_layernorm" if has_norms_after => "post_attention_norm",
         "feedforward_layernorm" | "pre_mlp_layernorm" | "post_attention_layernorm" => "ffn_norm",
         "post_feedforward_layernorm" | "post_mlp_layernorm" => "post_ffw_norm",
         "mlp.gate_proj" => "ffn_gate",
-        "mlp.up_proj" => "ffn_up",
+        "mlp.up_proj" | "mlp.gate_up_proj" => "ffn_up",
         "mlp.down_proj" => "ffn_down",
-        "mlp.gate" | "mlp.router.gate" | "block_sparse_moe.gate" => "ffn_gate_inp",
+        "mlp.gate" | "mlp.router.gate" | "block_sparse_moe.gate" | "block_sparse_moe.router" => "ffn_gate_inp",
         "mlp.experts.*.gate_proj" | "block_sparse_moe.experts.*.w1" => "ffn_gate_exps",
         "mlp.experts.*.up_proj" | "block_sparse_moe.experts.*.w3" => "ffn_up_exps",
         "mlp.experts.*.down_proj" | "block_sparse_moe.experts.*.w2" => "ffn_down_exps",
-        "mlp.shared_experts.gate_proj" => "ffn_gate_shexp",
-        "mlp.shared_experts.up_proj" => "ffn_up_shexp",
-        "mlp.shared_experts.down_proj" => "ffn_down_shexp",
+        "mlp.shared_experts.gate_proj" | "mlp.shared_mlp.gate_proj" => "ffn_gate_shexp",
+        "mlp.shared_experts.up_proj" | "mlp.shared_mlp.up_proj" | "shared_mlp.input_linear" => "ffn_up_shexp",
+        "mlp.shared_experts.down_proj" | "mlp.shared_mlp.down_proj" | "shared_mlp.output_linear" => "ffn_down_shexp",
         other => panic!("{other}"),
     }
 }
@@ -237,14 +302,14 @@ fn gguf_name(name: &str, has_norms_after: bool) -> String {
         }
         None => (String::new(), name),
     };
-    if let Some(part) = rest.strip_prefix("mlp.experts.").filter(|part| !part.contains('.')) {
+    if let Some((_, part)) = rest.split_once("experts.").filter(|(_, part)| !part.contains('.')) {
         let part = if part == "down_proj" { "ffn_down_exps" } else { "ffn_gate_up_exps" };
         return format!("{block}{part}.weight");
     }
     if rest.ends_with("e_score_correction_bias") || rest.ends_with("expert_bias") {
         return format!("{block}exp_probs_b.bias");
     }
-    let (module, kind) = rest.rsplit_once('.').unwrap();
+    let (module, kind) = if rest.ends_with("sinks") { (rest, "weight") } else { rest.rsplit_once('.').unwrap() };
     let module: Vec<_> =
         module.split('.').map(|part| if part.chars().all(|c| c.is_ascii_digit()) { "*" } else { part }).collect();
     format!("{block}{}.{kind}", renamed(&module.join("."), has_norms_after))
@@ -282,7 +347,7 @@ fn write(file: &File, config: &Value, path: &Path) {
     let of_config = [
         ("context_length", size("max_position_embeddings").unwrap()),
         ("embedding_length", size("hidden_size").unwrap()),
-        ("feed_forward_length", size("intermediate_size").unwrap()),
+        ("feed_forward_length", size("intermediate_size").unwrap_or(1)),
         ("block_count", size("num_hidden_layers").unwrap()),
         ("attention.head_count", num_heads),
         ("attention.head_count_kv", kv_heads),
@@ -300,18 +365,22 @@ fn write(file: &File, config: &Value, path: &Path) {
     if file.numbers.iter().any(|(name, _)| *name == "rope.scaling.factor") {
         gguf = gguf.entry(&key("rope.scaling.type"), STRING, &string("yarn"));
     }
-    // AFMoE has no key of it.
-    let is_normalized = if file.golden == "afmoe" { Some(true) } else { config["norm_topk_prob"].as_bool() };
+    // Some have no key of it.
+    let is_normalized = if ["afmoe", "hy_v3"].contains(&file.golden) { Some(true) } else { config["norm_topk_prob"].as_bool() };
     if let Some(is_normalized) = is_normalized {
         gguf = gguf.entry(&key("expert_weights_norm"), BOOL, &[u8::from(is_normalized)]);
     }
     let shapes = std::fs::read(golden_dir().join("drawn").join(file.golden).join("tensors.json")).unwrap();
     let shapes: BTreeMap<String, Vec<usize>> = serde_json::from_slice(&shapes).unwrap();
-    if ["exaone4", "exaone_moe", "afmoe"].contains(&file.golden) {
-        // Which the other family with windows leaves out.
-        let kinds = config["layer_types"].as_array().unwrap();
+    // The other family with windows leaves them out.
+    let lists_windows = ["exaone4", "exaone_moe", "afmoe", "mellum-sparse", "granitemoe_swa-nope"].contains(&file.golden);
+    if let Some(kinds) = config["layer_types"].as_array().filter(|_| lists_windows) {
         let is_sliding: Vec<u8> = kinds.iter().map(|kind| u8::from(kind == "sliding_attention")).collect();
         gguf = gguf.array(&key("attention.sliding_window_pattern"), BOOL, is_sliding.len() as u64, &is_sliding);
+    }
+    if let Some(bases) = config["layer_rope_theta"].as_array() {
+        let rotates: Vec<u8> = bases.iter().map(|base| u8::from(base.as_f64() != Some(0.0))).collect();
+        gguf = gguf.array(&key("attention.rope_pattern"), BOOL, rotates.len() as u64, &rotates);
     }
     // Numbers of activations are lists of the metadata.
     for part in ["alpha_p", "alpha_n", "beta", "eps"] {

@@ -333,6 +333,9 @@ fn sentencepiece_with_merges_falls_back_to_bytes_and_takes_special_tokens_whole(
         assert_eq!(tokenizer.decode(ids, false), text);
     }
     assert_eq!(tokenizer.encode("a", true).expect("ids"), [2, 262]);
+    let sarvam = with(merged_metadata(), "model", MetadataValue::String("gpt2".into()));
+    let sarvam = from_gguf(&with(sarvam, "pre", MetadataValue::String("sarvam-moe".into()))).expect("tokenizer");
+    assert_eq!(sarvam.encode("ab abc", true).expect("ids"), [266, 268, 264]);
     let prefixed = with(merged_metadata(), "add_space_prefix", MetadataValue::Bool(true));
     assert!(from_gguf(&prefixed).unwrap_err().contains("add_space_prefix"));
     assert!(from_gguf(&without(merged_metadata(), "merges")).unwrap_err().contains("tokenizer.ggml.merges"));

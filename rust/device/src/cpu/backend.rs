@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::{
     Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, ElementwisePhases,
     EmbedArgs, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, Linear, LinearOptions, Norm, Phases,
-    Precision, Projection, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, Tensor, TokenMask, WeightView,
-    WorkspaceShape,
+    Precision, Projection, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, StreamPhases, Tensor, TokenMask,
+    WeightView, WorkspaceShape,
 };
 
 use super::{
@@ -81,6 +81,10 @@ impl Backend for CpuBackend {
         Some(self)
     }
 
+    fn stream_phases(&self) -> Option<&dyn StreamPhases> {
+        Some(self)
+    }
+
     fn recurrent_phases(&self) -> Option<&dyn RecurrentPhases> {
         Some(self)
     }
@@ -97,6 +101,8 @@ impl RecurrentPhases for CpuBackend {
         sigmoid_gate(self.isa, x.as_mut_slice(), gate.as_slice());
     }
 }
+
+impl StreamPhases for CpuBackend {}
 
 impl ElementwisePhases for CpuBackend {
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {

@@ -9,7 +9,7 @@ use crate::{
     Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, ElementwisePhases,
     EmbedArgs, EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer,
     KvPlace, KvShape, KvSide, LatentPhases, Linear, LinearDelta, LinearOptions, Norm, NormKind, Phases, Precision, Projection,
-    RecurrentPhases, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert, StepMetadata, Tensor, WeightView,
+    RecurrentPhases, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert, StepMetadata, StreamPhases, Tensor, WeightView,
     WorkspaceShape,
     attention::{HeadNorm, NormParts},
     backend::check_bias,
@@ -291,6 +291,8 @@ impl ExpertPhases for ReferenceBackend {
     }
 }
 
+impl StreamPhases for ReferenceBackend {}
+
 impl ElementwisePhases for ReferenceBackend {
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {
         let gated = |gate: f32, up: &f32| activate(activation, gate) * up;
@@ -312,6 +314,10 @@ impl Backend for ReferenceBackend {
     }
 
     fn elementwise_phases(&self) -> Option<&dyn ElementwisePhases> {
+        Some(self)
+    }
+
+    fn stream_phases(&self) -> Option<&dyn StreamPhases> {
         Some(self)
     }
 

@@ -259,6 +259,8 @@ fn check_layers(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), Engi
         "has latent attention"
     } else if backend.elementwise_phases().is_none() && has_layer_inputs(model) {
         "has inputs or factors of layers, or norms of values or parts"
+    } else if backend.stream_phases().is_none() && has_streams(model) {
+        "has several residual streams or gates that are cut off"
     } else if !backend.sees_ahead() && model.sees_ahead() {
         "sees the tokens behind a token"
     } else if !backend.sees_ahead() && model.sees_spans() {
@@ -274,7 +276,13 @@ fn check_layers(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), Engi
 fn has_layer_inputs(model: &DecoderConfig) -> bool {
     let of_ffn = |ffn: &FfnConfig| matches!(ffn, FfnConfig::Experts(experts) if experts.has_own_norms);
     let of_layer = |layer: &LayerConfig| layer.has_output_scale || layer.attention.v_norm.is_some() || of_ffn(&layer.ffn);
-    model.layer_inputs.is_some() || model.layers.iter().any(of_layer)
+    model.layer_inputs.is_some() || has_streams(model) || model.layers.iter().any(of_layer)
+}
+
+/// Whether a model needs what [`device::StreamPhases`] stands for.
+fn has_streams(model: &DecoderConfig) -> bool {
+    let is_cut = |layer: &LayerConfig| matches!(layer.ffn, FfnConfig::Dense(dense) if dense.cutoff.is_some());
+    model.streams.is_some() || model.layers.iter().any(is_cut)
 }
 
 /// Whether the states of recurrent layers are of sizes that are computed there.

@@ -17,7 +17,18 @@ use crate::{
 
 /// Architectures whose rows of q and k llama.cpp's converter puts in another order, so that they are rotated in neighbouring
 /// pairs.
-const PERMUTED: [&str; 8] = ["llama", "mistral", "mixtral", "ministral3", "smollm3", "granite", "granitemoe", "granitemoehybrid"];
+const PERMUTED: [&str; 10] = [
+    "llama",
+    "mistral",
+    "mixtral",
+    "ministral3",
+    "smollm3",
+    "granite",
+    "granitemoe",
+    "granitemoehybrid",
+    "granite_swa",
+    "granitemoe_swa",
+];
 
 /// A linear layer that adapters may change.
 pub(super) struct Site {

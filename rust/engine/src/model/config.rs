@@ -53,6 +53,8 @@ pub struct DecoderConfig {
     pub eos_token_ids: Vec<u32>,
     /// What each layer is given besides the residual stream.
     pub layer_inputs: Option<LayerInputsConfig>,
+    /// Several residual streams, of which the layers run on one.
+    pub streams: Option<StreamsConfig>,
     /// Layers behind these in the files, which predict further tokens (MTP, arXiv:2404.19737).
     pub num_mtp_layers: usize,
     /// It is such a head, whose one layer has this number in the files; its token embedding and output projection are those of
@@ -67,10 +69,24 @@ pub struct LayerInputsConfig {
     pub width: usize,
     /// Rows of their table.
     pub vocab_size: usize,
-    /// The row that stands for what is no token: for the rows of images.
+    /// The row that stands for what has none: for the rows of images, and for tokens beyond the table.
     pub pad_token_id: u32,
     /// What is between the two matrices by which a layer takes its vector.
     pub activation: Activation,
+}
+
+/// Several residual streams (Gemma 3n's `AltUp`), and beside the attention of each layer a product of two thin matrices (its
+/// `LAuReL`, arXiv:2411.07501).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamsConfig {
+    /// How many there are.
+    pub count: usize,
+    /// Which of them the layers run on.
+    pub active: usize,
+    /// That one is multiplied by weights before a layer's input is made of it.
+    pub has_output_scale: bool,
+    /// Columns between the thin matrices.
+    pub branch_rank: usize,
 }
 
 /// Normalization.
@@ -228,6 +244,8 @@ pub struct DenseConfig {
     pub activation: Activation,
     /// Its matrices must have biases; else they may.
     pub bias: bool,
+    /// Of the gate only what is so many standard deviations above the mean of its row passes, less that.
+    pub cutoff: Option<f32>,
 }
 
 impl Default for DecoderConfig {
@@ -246,6 +264,7 @@ impl Default for DecoderConfig {
             final_softcap: None,
             eos_token_ids: Vec::new(),
             layer_inputs: None,
+            streams: None,
             num_mtp_layers: 0,
             head_layer: None,
         }
@@ -293,7 +312,7 @@ impl LayerConfig {
         Self {
             attention,
             recurrent: None,
-            ffn: FfnConfig::Dense(DenseConfig { intermediate_size, is_gated: true, activation, bias: false }),
+            ffn: FfnConfig::Dense(DenseConfig { intermediate_size, is_gated: true, activation, bias: false, cutoff: None }),
             norms: Norms::Before,
             is_parallel: false,
             residual_scale: 1.0,

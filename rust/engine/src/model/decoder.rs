@@ -7,6 +7,7 @@ use device::{
 };
 
 use super::{
+    altup::{AltUp, StreamTensors, Streams},
     attention::Attention,
     config::{DecoderConfig, ExpertsConfig, FfnConfig, LayerConfig, Norms},
     dense::Dense,
@@ -29,6 +30,8 @@ pub struct Decoder {
     embedding_scale: f32,
     /// Of a model whose layers are given more than the residual stream.
     inputs: Option<LayerInputs>,
+    /// Of a model with several residual streams.
+    streams: Option<Streams>,
     layers: Vec<Layer>,
     /// Its weights, and the bias of `output`, are multiplied by `logit_scale`.
     output_norm: Norm,
@@ -55,6 +58,8 @@ struct Layer {
     is_parallel: bool,
     residual_scale: f32,
     input: Option<LayerInput>,
+    /// Of a model with several residual streams.
+    altup: Option<AltUp>,
     /// Multiplied into the residual stream behind it.
     output_scale: Option<f32>,
     /// Columns of its activations.
@@ -134,6 +139,7 @@ impl Layer {
             is_parallel: config.is_parallel,
             residual_scale: config.residual_scale,
             input: model.layer_inputs.map(|config| LayerInput::new(weights, &config, layer, hidden)).transpose()?,
+            altup: model.streams.map(|config| AltUp::new(weights, &config, layer, hidden)).transpose()?,
             output_scale: if config.has_output_scale {
                 weights.values(WeightId::layer(layer, Role::LayerScale), 1)?.first().copied()
             } else {
@@ -148,7 +154,13 @@ impl Layer {
         for (buffer, columns) in cx.buffers.iter_mut().zip(self.columns) {
             buffer.set_cols(columns);
         }
+        if let Some(altup) = &self.altup {
+            altup.predict(cx);
+        }
         self.mixer.open(self.attn_norm.as_ref(), cx);
+        if let Some(altup) = &self.altup {
+            altup.branch(self.attn_norm.as_ref(), cx);
+        }
         if let (true, Ffn::Dense(dense)) = (self.is_parallel, &self.ffn) {
             dense.open(self.ffn_norm.as_ref(), cx);
         }
@@ -157,6 +169,9 @@ impl Layer {
             backend.linear_residual(args, step);
         };
         add(self.mixer.output(cx.buffers), &self.post_attn_norm, cx.hidden);
+        if self.altup.is_some() {
+            AltUp::add_branch(cx);
+        }
         match &self.ffn {
             Ffn::Dense(dense) => {
                 if !self.is_parallel {
@@ -165,6 +180,9 @@ impl Layer {
                 add(dense.output(cx.buffers), &self.post_ffn_norm, cx.hidden);
             }
             Ffn::Mixture(mixture) => mixture.run(self.ffn_norm.as_ref(), self.post_ffn_norm.as_ref(), self.residual_scale, cx),
+        }
+        if let Some(altup) = &self.altup {
+            altup.correct(cx);
         }
         if let Some(input) = &self.input {
             input.run(cx);
@@ -225,6 +243,7 @@ pub(crate) struct Activations {
     both: Option<Tensor>,
     /// `[num_tokens, num_layers * width]` each: what layers are given besides, and what it is made of.
     inputs: Option<[Tensor; 2]>,
+    streams: Option<StreamTensors>,
     sampled: Tensor,
     /// `[rows, vocab_size]`.
     pub(crate) logits: Tensor,
@@ -235,8 +254,8 @@ impl Activations {
     pub(crate) fn bytes(config: &DecoderConfig, max_tokens: usize, max_logit_rows: usize) -> u64 {
         let values = |rows: usize, cols: usize| rows as u64 * cols as u64;
         let both = if config.head_layer.is_some() { 2 * config.hidden_size } else { 0 };
-        let inputs = 2 * LayerInputs::columns(config);
-        let of_tokens = values(max_tokens, config.hidden_size + both + inputs + buffers(config).iter().sum::<usize>());
+        let beside = 2 * LayerInputs::columns(config) + StreamTensors::columns(config);
+        let of_tokens = values(max_tokens, config.hidden_size + both + beside + buffers(config).iter().sum::<usize>());
         (of_tokens + values(max_logit_rows, config.hidden_size + config.vocab_size)) * size_of::<f32>() as u64
     }
 
@@ -264,6 +283,7 @@ impl Activations {
                 0 => None,
                 columns => Some([tokens(columns)?, tokens(columns)?]),
             },
+            streams: config.streams.map(|streams| StreamTensors::new(&streams, config.hidden_size, tokens)).transpose()?,
             sampled: logit_rows(config.hidden_size)?,
             logits: logit_rows(config.vocab_size)?,
         })
@@ -279,7 +299,8 @@ fn columns(model: &DecoderConfig, layer: &LayerConfig) -> Buffers<usize> {
     };
     let of_mixer = Mixer::buffers(layer, model.hidden_size);
     let of_input = model.layer_inputs.as_ref().map_or([0; 6], LayerInput::buffers);
-    array::from_fn(|i| of_mixer[i].max(of_ffn[i]).max(of_input[i]))
+    let of_streams = model.streams.as_ref().map_or([0; 6], AltUp::buffers);
+    array::from_fn(|i| [of_mixer[i], of_ffn[i], of_input[i], of_streams[i]].into_iter().max().unwrap_or(0))
 }
 
 /// The same, wide enough for all layers.
@@ -297,11 +318,13 @@ impl Decoder {
         // Before the layers: it is the largest matrix, and while it is packed it lies twice.
         let output = weights.linear(&of_vocab(if is_tied { Role::Embedding } else { Role::Output }))?;
         let inputs = LayerInputs::new(weights, config)?;
+        let streams = config.streams.map(|streams| Streams::new(weights, &streams, config.hidden_size)).transpose()?;
         let layer = |(i, layer)| Layer::new(weights, config, layer, i);
         Ok(Self {
             embedding,
             embedding_scale: config.embedding_scale,
             inputs,
+            streams,
             layers: config.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?,
             output_norm: weights.norm(WeightId::global(Role::OutputNorm), [1, config.hidden_size])?,
             output,
@@ -392,14 +415,21 @@ impl Decoder {
     }
 
     fn layers(&self, run: &Run<'_>, a: &mut Activations, images: &[VectorRows], step: &StepMetadata) {
+        if let (Some(streams), Some(tensors)) = (&self.streams, &mut a.streams) {
+            streams.split(run.backend, &a.hidden, tensors, step);
+        }
         for (index, layer) in self.layers.iter().enumerate() {
             let number = run.first_layer + index;
             let inputs = a.inputs.as_ref().map(|[inputs, _]| inputs);
             let (hidden, buffers) = (&mut a.hidden, &mut a.buffers);
-            layer.run(&mut Context { run: *run, step, layer: number, hidden, buffers, inputs });
+            let streams = a.streams.as_mut();
+            layer.run(&mut Context { run: *run, step, layer: number, hidden, buffers, inputs, streams });
             for images in images.iter().filter(|images| index + 1 < images.num_planes) {
                 images.add(run.backend, index + 1, &mut a.hidden);
             }
+        }
+        if let (Some(streams), Some(tensors)) = (&self.streams, &mut a.streams) {
+            streams.join(run.backend, &mut a.hidden, tensors, step);
         }
     }
 
@@ -455,6 +485,7 @@ impl Head {
             embedding: model.embedding.clone(),
             embedding_scale: model.embedding_scale,
             inputs: None,
+            streams: None,
             layers: vec![self.layer],
             output_norm: self.output_norm,
             output: model.output.clone(),

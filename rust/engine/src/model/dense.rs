@@ -1,6 +1,6 @@
 //! A feed-forward network that all tokens pass.
 
-use device::{Activation, GateUpArgs, Linear, Norm, Tensor, Xielu};
+use device::{Activation, GateUpArgs, Linear, Norm, Projection, Tensor, Xielu};
 
 use super::{
     config::DenseConfig,
@@ -17,6 +17,7 @@ pub(crate) struct Dense {
     gate: Option<Linear>,
     up: Linear,
     down: Linear,
+    cutoff: Option<f32>,
 }
 
 impl Dense {
@@ -35,18 +36,29 @@ impl Dense {
             Activation::Xielu(own) if own == Xielu::default() => Activation::Xielu(xielu(weights, layer)?),
             other => other,
         };
-        Ok(Self { activation, gate, up, down })
+        Ok(Self { activation, gate, up, down, cutoff: config.cutoff })
     }
 
     pub(crate) fn buffers(config: &DenseConfig) -> Buffers<usize> {
-        [0, 0, 0, 0, 0, config.intermediate_size]
+        let of_up = if config.cutoff.is_some() { config.intermediate_size } else { 0 };
+        [0, 0, 0, 0, of_up, config.intermediate_size]
     }
 
     /// The phase that reads the hidden state.
     pub(crate) fn open(&self, norm: Option<&Norm>, cx: &mut Context<'_>) {
-        let [.., out] = &mut *cx.buffers;
-        let (gate, up, activation) = (self.gate.as_ref(), &self.up, self.activation);
-        cx.run.backend.gate_up(GateUpArgs { x: cx.hidden, norm, gate, up, activation, out }, cx.step);
+        let [.., of_up, out] = &mut *cx.buffers;
+        let (backend, gate, up, activation) = (cx.run.backend, self.gate.as_ref(), &self.up, self.activation);
+        out.set_cols(up.out_features);
+        if let (Some(deviations), Some(gate)) = (self.cutoff, gate) {
+            of_up.set_cols(up.out_features);
+            let both = &mut [Projection { linear: gate, out: &mut *out }, Projection { linear: up, out: &mut *of_up }];
+            backend.norm_linear(cx.hidden, norm, both, cx.step);
+            backend.stream_phases().expect("the plan was refused where nothing cuts gates off").keep_largest(out, deviations);
+            let phases = backend.elementwise_phases().expect("the plan was refused where nothing gates rows");
+            phases.gated(activation, out, of_up);
+            return;
+        }
+        backend.gate_up(GateUpArgs { x: cx.hidden, norm, gate, up, activation, out }, cx.step);
     }
 
     /// What is added to the hidden state: a product.

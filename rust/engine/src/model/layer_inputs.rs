@@ -18,6 +18,7 @@ use crate::{
 /// What makes the vectors of all layers.
 pub(crate) struct LayerInputs {
     width: usize,
+    vocab_size: usize,
     pad_token_id: u32,
     table: Table,
     projection: Linear,
@@ -46,7 +47,7 @@ impl LayerInputs {
         let mut norm = weights.norm(WeightId::global(Role::LayerProjectionNorm), [1, width])?;
         // The norm of the product times `1 / sqrt(hidden_size)`, which is the norm of the product with another epsilon.
         norm.eps *= config.hidden_size as f32;
-        Ok(Some(Self { width, pad_token_id, table, projection, norm }))
+        Ok(Some(Self { width, vocab_size, pad_token_id, table, projection, norm }))
     }
 
     /// Columns of each of the two tensors that [`Self::run`] takes; 0 for a model without.
@@ -64,15 +65,17 @@ impl LayerInputs {
         (token_ids, images): (&[u32], &[VectorRows]),
         step: &StepMetadata,
     ) {
-        let mut without_images = Vec::new();
-        let token_ids = if images.is_empty() {
+        let is_beyond = |id: &u32| *id as usize >= self.vocab_size;
+        let mut in_table = Vec::new();
+        let token_ids = if images.is_empty() && !token_ids.iter().any(is_beyond) {
             token_ids
         } else {
-            without_images.extend_from_slice(token_ids);
+            in_table.extend_from_slice(token_ids);
             for (row, _) in images.iter().flat_map(|images| &images.rows) {
-                without_images[*row as usize] = self.pad_token_id;
+                in_table[*row as usize] = self.pad_token_id;
             }
-            &without_images[..]
+            in_table.iter_mut().filter(|id| is_beyond(id)).for_each(|id| *id = self.pad_token_id);
+            &in_table[..]
         };
         let phases = backend.elementwise_phases().expect("the plan was refused where nothing computes inputs of layers");
         backend.norm_linear(hidden, None, &mut [Projection { linear: &self.projection, out: inputs }], step);
@@ -105,7 +108,7 @@ impl LayerInput {
         [0, 0, 0, 0, 0, config.width]
     }
 
-    /// Adds to the hidden state what the layer makes of its vector.
+    /// Adds to the hidden state what the layer makes of its vector; of several residual streams, to all but the first.
     pub(crate) fn run(&self, cx: &mut Context<'_>) {
         let (backend, step, inputs) = (cx.run.backend, cx.step, cx.inputs.expect("inputs of the layers of this step"));
         let [.., out] = &mut *cx.buffers;
@@ -114,7 +117,13 @@ impl LayerInput {
         backend.gate_up(args, step);
         let phases = backend.elementwise_phases().expect("the plan was refused where nothing computes inputs of layers");
         phases.multiply(out, inputs, self.first);
-        let (linear, post_norm) = (&self.output, Some(&self.norm));
-        backend.linear_residual(ResidualArgs { x: out, linear, post_norm, scale: 1.0, residual: cx.hidden }, step);
+        let add = |residual: &mut Tensor| {
+            let (linear, post_norm) = (&self.output, Some(&self.norm));
+            backend.linear_residual(ResidualArgs { x: out, linear, post_norm, scale: 1.0, residual }, step);
+        };
+        match &mut cx.streams {
+            None => add(cx.hidden),
+            Some(streams) => streams.others().for_each(add),
+        }
     }
 }

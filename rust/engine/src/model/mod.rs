@@ -1,5 +1,6 @@
 //! The one decoder, and what tells architectures apart.
 
+mod altup;
 pub mod arch;
 mod attention;
 pub mod config;

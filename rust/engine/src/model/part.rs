@@ -5,6 +5,7 @@ use device::{
     WeightView,
 };
 
+use super::altup::StreamTensors;
 use crate::{
     EngineError,
     weights::{Matrix, WeightId},
@@ -76,4 +77,6 @@ pub(crate) struct Context<'a> {
     pub(crate) buffers: &'a mut Buffers<Tensor>,
     /// `[num_tokens, num_layers * width]`: what layers are given besides.
     pub(crate) inputs: Option<&'a Tensor>,
+    /// Of models with several residual streams; `hidden` is then what a layer makes of the active one.
+    pub(crate) streams: Option<&'a mut StreamTensors>,
 }

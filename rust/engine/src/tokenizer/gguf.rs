@@ -116,7 +116,7 @@ impl<'a> Vocabulary<'a> {
 
 impl Tokenizer {
     /// Builds the tokenizer that a GGUF file describes: byte-level BPE (`gpt2`), `SentencePiece` BPE (`llama`, `gemma`), or that
-    /// with merges in place of scores (`gemma4`).
+    /// with merges in place of scores (`gemma4`, and `gpt2` with the pre-tokenizer `sarvam-moe`).
     ///
     /// BOS is added to texts as `add_bos_token` says, else as llama.cpp does for the file's kind of tokenizer.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, EngineError> {
@@ -125,9 +125,11 @@ impl Tokenizer {
         };
         let vocabulary = Vocabulary::read(metadata)?;
         let mut tokenizer = match model {
+            // Which is no byte-level BPE, whatever it is called.
+            "gpt2" if metadata.str("tokenizer.ggml.pre") == Some("sarvam-moe") => merged_sentencepiece(&vocabulary, false)?,
             "gpt2" => byte_level_bpe(&vocabulary)?,
             "llama" | "gemma" => sentencepiece(&vocabulary)?,
-            "gemma4" => merged_sentencepiece(&vocabulary)?,
+            "gemma4" => merged_sentencepiece(&vocabulary, true)?,
             other => {
                 return Err(EngineError::Tokenizer(format!(
                     "GGUF tokenizer model {other:?} is not supported; gpt2, llama, gemma and gemma4 are; {ADVICE}"
@@ -296,9 +298,9 @@ fn sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
 
 /// Merges of pairs, in the order that they were learned in, of a text whose spaces are visible; characters without a token become
 /// bytes.
-fn merged_sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
+fn merged_sentencepiece(vocabulary: &Vocabulary, add_bos: bool) -> Result<Tokenizer, EngineError> {
     if vocabulary.flag("add_space_prefix", false) {
-        return Err(malformed("tokenizer.ggml.add_space_prefix is true, which is not implemented for gemma4"));
+        return Err(malformed("tokenizer.ggml.add_space_prefix is true, which is not implemented beside merges"));
     }
     let mut vocab = Vocab::default();
     let mut added = Vec::new();
@@ -326,5 +328,42 @@ fn merged_sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineErro
     let spaces = Replace::new(" ", VISIBLE_SPACE).map_err(malformed)?;
     inner.with_normalizer(Some(spaces));
     inner.add_tokens(&added);
-    around(vocabulary, inner, pieces, true)
+    around(vocabulary, inner, pieces, add_bos)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+    use super::{cut, pre_tokenizer};
+
+    fn words(name: &str, text: &str) -> Vec<String> {
+        let mut cuts = PreTokenizedString::from(text);
+        cut(pre_tokenizer(name).unwrap().expressions).unwrap().pre_tokenize(&mut cuts).unwrap();
+        let splits = cuts.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        splits.into_iter().map(|(_, (start, end), _)| text[start..end].to_owned()).collect()
+    }
+
+    /// As llama.cpp cuts them.
+    #[test]
+    fn pre_tokenizers_cut_where_their_models_do() {
+        for (name, text, wanted) in [
+            ("afmoe", "a 1234567 12", &["a", " ", "1", "234", "567", " ", "12"][..]),
+            ("superbpe", "a 1234567b", &["a ", "1", "234", "567", "b"]),
+            ("jais-2", "a     b", &["a", "    ", " b"]),
+            ("exaone-moe", "one two 3", &["one two", " ", "3"]),
+            ("kimi-k2", "汉字abc", &["汉字", "abc"]),
+            ("viking", "ab12, c", &["ab", "1", "2", ",", " c"]),
+            ("youtu", "한글abc 12", &["한글", "abc", " ", "1", "2"]),
+            ("laguna", "a\n\nb", &["a", "\n\n", "b"]),
+            ("minicpm5", "12345 it's", &["123", "45", " it", "'s"]),
+            ("chameleon", "a    b!", &["a", "    ", "b", "!"]),
+            ("tiny_aya", "1234567", &["1", "234", "567"]),
+            ("spark2_5", "a!\n\nb", &["a", "!", "\n", "\n", "b"]),
+            ("ufakzeka", "Ankara'da", &["Ankara", "'da"]),
+            ("k2-horizon", "a\u{200d}b 1234", &["a\u{200d}b", " ", "123", "4"]),
+        ] {
+            assert_eq!(words(name, text), wanted, "{name}");
+        }
+    }
 }

@@ -124,6 +124,21 @@ pub enum Role {
     LayerInputNorm,
     /// One number that the residual stream is multiplied by behind a layer.
     LayerScale,
+    /// Of each residual stream but the first: what makes it of the embedding.
+    StreamInput,
+    /// The same: what is made of it behind the last layer.
+    StreamOutput,
+    /// `[num_streams, hidden_size]`: how streams mix.
+    StreamRouter,
+    StreamRouterNorm,
+    StreamPredict,
+    StreamCorrect,
+    /// Multiplied into the active stream before a layer's input is made of it.
+    StreamScale,
+    /// `[rank, hidden_size]`: into the branch beside attention.
+    BranchInput,
+    BranchOutput,
+    BranchNorm,
     /// After the feed-forward network, before the residual addition.
     PostFfnNorm,
     /// Of a layer that predicts further tokens: of the token's embedding.
@@ -231,6 +246,16 @@ impl Role {
             Self::LayerInputOutput => ("proj", "per_layer_projection"),
             Self::LayerInputNorm => ("post_norm", "post_per_layer_input_norm"),
             Self::LayerScale => ("layer_output_scale", "layer_scalar$"),
+            Self::StreamInput => ("altup_proj", "model.altup_projections.*"),
+            Self::StreamOutput => ("altup_unembd_proj", "model.altup_unembed_projections.*"),
+            Self::StreamRouter => ("altup_router", "altup.modality_router"),
+            Self::StreamRouterNorm => ("altup_router_norm", "altup.router_norm"),
+            Self::StreamPredict => ("altup_predict_coef", "altup.prediction_coefs"),
+            Self::StreamCorrect => ("altup_correct_coef", "altup.correction_coefs"),
+            Self::StreamScale => ("altup_correct_scale", "altup.correct_output_scale$"),
+            Self::BranchInput => ("laurel_l", "laurel.linear_left"),
+            Self::BranchOutput => ("laurel_r", "laurel.linear_right"),
+            Self::BranchNorm => ("laurel_post_norm", "laurel.post_laurel_norm"),
             Self::PostFfnNorm => ("post_ffw_norm", "post_feedforward_layernorm"),
             Self::MtpEmbeddingNorm => ("nextn.enorm", "enorm"),
             Self::MtpHiddenNorm => ("nextn.hnorm", "hnorm"),
@@ -370,11 +395,13 @@ impl WeightId {
     pub fn gguf_otherwise(self) -> Option<String> {
         let name = match self.role {
             Role::OutputNorm => "token_embd_norm",
+            Role::RouterCorrection => "exp_probs_b$",
             Role::MixInput => "shortconv.in_proj",
             Role::Conv => "shortconv.conv",
             Role::MixOutput => "shortconv.out_proj",
             Role::FfnNorm => "post_attention_norm",
             // A dense network beside the experts (Gemma 4).
+            Role::SharedGateUp => "ffn_up_shexp",
             Role::SharedGate => "ffn_gate",
             Role::SharedUp => "ffn_up",
             Role::SharedDown => "ffn_down",

@@ -178,7 +178,11 @@ pub(super) fn with_sigmoid_experts(
     mut experts: ExpertsConfig,
     fields: &GgufFields<'_>,
 ) -> Result<DecoderConfig, EngineError> {
-    let num_dense = fields.size("leading_dense_block_count")?.unwrap_or(0);
+    let has_router = |layer: &usize| fields.weights.contains(WeightId::layer(*layer, Role::Router));
+    let num_dense = match fields.size("leading_dense_block_count")? {
+        Some(count) => count,
+        None => (0..config.layers.len()).find(has_router).unwrap_or(0),
+    };
     experts.has_correction = fields.weights.contains(WeightId::layer(num_dense, Role::RouterCorrection));
     experts.rule.score = RouterScore::Sigmoid;
     experts.rule.normalize = experts.rule.normalize.map(|_| EPS);

@@ -3,14 +3,14 @@
 use device::RopeStyle;
 use serde_json::{Value, json};
 
-use super::{Architecture, deepseek, no_gguf};
+use super::{Architecture, deepseek, glm4_moe};
 use crate::{
     EngineError,
     model::{
-        config::{DecoderConfig, QkNorm},
+        config::{DecoderConfig, QkNorm, SharedConfig},
         fields::{Fields, GgufFields, HfFields},
     },
-    weights::Role,
+    weights::{Role, WeightId},
 };
 
 pub(super) const ARCHITECTURE: Architecture =
@@ -19,10 +19,11 @@ pub(super) const ARCHITECTURE: Architecture =
 pub(super) const SOLAR_OPEN: Architecture = Architecture {
     model_types: &["solar_open"],
     class: "SolarOpenForCausalLM",
-    gguf: "solar-open",
+    // The converter calls it a GLM 4.5.
+    gguf: "glm4moe",
     names: &[],
     from_hf: read_solar,
-    from_gguf: no_gguf,
+    from_gguf: glm4_moe::from_gguf,
 };
 
 pub(super) const HY_V3: Architecture = Architecture {
@@ -37,13 +38,21 @@ pub(super) const HY_V3: Architecture = Architecture {
         (Role::SharedDown, "mlp.shared_mlp.down_proj"),
     ],
     from_hf: read_hy,
-    from_gguf: no_gguf,
+    from_gguf: |fields| {
+        let (config, mut experts) = fields.mixture("hy_v3", RopeStyle::Neox)?;
+        let last = config.layers.len() - 1;
+        if experts.shared.is_none() && fields.weights.contains(WeightId::layer(last, Role::SharedGate)) {
+            experts.shared = Some(SharedConfig { intermediate_size: experts.intermediate_size, is_weighted: false });
+        }
+        deepseek::with_sigmoid_experts(with_norms(config), experts, fields)
+    },
 };
 
 pub(super) const SARVAM: Architecture = Architecture {
     model_types: &["sarvam_moe"],
     class: "SarvamMoEForCausalLM",
-    gguf: "sarvam-moe",
+    // What the converter of Ling 2 writes, which is the same.
+    gguf: "bailingmoe2",
     names: &[
         (Role::Embedding, "model.word_embeddings"),
         (Role::AttnQkv, "attention.query_key_value"),
@@ -53,7 +62,14 @@ pub(super) const SARVAM: Architecture = Architecture {
         (Role::RouterCorrection, "mlp.gate.expert_bias$"),
     ],
     from_hf: read_sarvam,
-    from_gguf: no_gguf,
+    from_gguf: |fields| {
+        let (config, mut experts) = fields.mixture("sarvam_moe", RopeStyle::Neox)?;
+        let count = fields.size("expert_shared_count")?.unwrap_or(1);
+        if let (Some(shared), Some(width)) = (&mut experts.shared, fields.size("expert_shared_feed_forward_length")?) {
+            shared.intermediate_size = width * count;
+        }
+        deepseek::with_sigmoid_experts(with_norms(config), experts, fields)
+    },
 };
 
 fn read_sarvam(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {

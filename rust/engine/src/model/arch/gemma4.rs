@@ -39,17 +39,17 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 };
 
 /// What differs between the two kinds of layers.
-struct Kinds {
-    is_sliding: Vec<bool>,
-    window: usize,
+pub(super) struct Kinds {
+    pub(super) is_sliding: Vec<bool>,
+    pub(super) window: usize,
     /// Of the full layers.
-    head_dim: usize,
+    pub(super) head_dim: usize,
     /// Of each layer.
-    num_kv_heads: Vec<usize>,
+    pub(super) num_kv_heads: Vec<usize>,
     /// Layers at the end that read the keys and values of others.
-    num_shared: usize,
+    pub(super) num_shared: usize,
     /// Full layers have no matrix of values.
-    keys_are_values: bool,
+    pub(super) keys_are_values: bool,
 }
 
 /// What Transformers takes where a file says nothing.
@@ -96,6 +96,10 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let activation = fields.activation(Activation::GeluTanh)?;
     let width = fields.size("hidden_size_per_layer_input")?.unwrap_or(0);
     let vocab_size = fields.required_size("vocab_size_per_layer_input")?;
+    if width > 0 && vocab_size < config.vocab_size {
+        let why = format!("is {vocab_size}; there must be inputs of layers for all {} tokens", config.vocab_size);
+        return Err(fields.error("vocab_size_per_layer_input", why));
+    }
     let pad_token_id = fields.size("pad_token_id")?.unwrap_or(0) as u32;
     config.layer_inputs = (width > 0).then_some(LayerInputsConfig { width, vocab_size, pad_token_id, activation });
     let is_wide = fields.flag("use_double_wide_mlp")?.unwrap_or(false);
@@ -103,7 +107,8 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     for layer in config.layers.iter_mut().skip(first_shared).filter(|_| is_wide) {
         layer.ffn.set_dense(|dense| dense.intermediate_size *= 2);
     }
-    let mut config = with_kinds(config, &kinds).map_err(|why| fields.error("num_kv_shared_layers", why))?;
+    let config = with_kinds(config, &kinds).map_err(|why| fields.error("num_kv_shared_layers", why))?;
+    let mut config = config.with_layers(|layer| layer.has_output_scale = true);
     if fields.flag("enable_moe_block")?.unwrap_or(false) {
         let [num_experts, num_chosen, width] =
             ["num_experts", "top_k_experts", "moe_intermediate_size"].map(|key| fields.required_size(key));
@@ -184,6 +189,7 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
         None => None,
     };
     let config = with_kinds(config, &kinds).map_err(|why| fields.error("attention.shared_kv_layers", why))?;
+    let config = config.with_layers(|layer| layer.has_output_scale = true);
     Ok(match experts {
         Some(experts) => with_experts(config, experts, Activation::GeluTanh),
         None => config,
@@ -191,7 +197,7 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
 }
 
 /// The layers of both kinds; those of the first so far have the heads of windowed ones.
-fn with_kinds(mut config: DecoderConfig, kinds: &Kinds) -> Result<DecoderConfig, String> {
+pub(super) fn with_kinds(mut config: DecoderConfig, kinds: &Kinds) -> Result<DecoderConfig, String> {
     config.embedding_scale = (config.hidden_size as f32).sqrt();
     let (num_layers, eps) = (config.layers.len(), config.norm.eps);
     let first_shared = num_layers
@@ -213,7 +219,7 @@ fn with_kinds(mut config: DecoderConfig, kinds: &Kinds) -> Result<DecoderConfig,
             let without = || format!("is {}; layer {index} has no layer of its kind to read from", kinds.num_shared);
             attention.shared_kv = Some(of.ok_or_else(without)?);
         }
-        (layer.norms, layer.has_output_scale) = (Norms::Around, true);
+        layer.norms = Norms::Around;
     }
     if !kinds.is_sliding.contains(&true) {
         config.ropes.truncate(1);

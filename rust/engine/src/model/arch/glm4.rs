@@ -4,7 +4,7 @@
 use device::RopeStyle;
 use serde_json::json;
 
-use super::{Architecture, no_gguf};
+use super::Architecture;
 use crate::{
     EngineError,
     model::{
@@ -36,7 +36,7 @@ pub(super) const FIRST: Architecture = Architecture {
         let usual = json!({"attention_bias": true, "head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-7});
         read_hf("glm", &fields.with_defaults(&usual))
     },
-    from_gguf: no_gguf,
+    from_gguf: |fields| fields.decoder("glm", RopeStyle::Interleaved),
 };
 
 /// The language model of GLM-4.1V; of text alone it is a GLM 4.

@@ -1,4 +1,4 @@
-//! GLM 4.5 to 4.7: experts chosen as in DeepSeek-V3 (arXiv:2412.19437), behind some dense layers.
+//! GLM 4.5 to 4.7, and files of llama.cpp's converter of Solar Open: experts chosen as in DeepSeek-V3 (arXiv:2412.19437), behind some dense layers.
 
 use device::{RopeStyle, RouterScore};
 
@@ -24,7 +24,7 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     Ok(config.with_experts(deepseek::read_experts(fields)?, |layer| layer >= num_dense))
 }
 
-fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+pub(super) fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     let (config, mut experts) = fields.mixture("glm4_moe", RopeStyle::Neox)?;
     experts.has_correction = true;
     experts.rule.score = RouterScore::Sigmoid;
@@ -32,8 +32,6 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     deepseek::set_by_two_best(&mut experts);
     let num_dense = fields.size("leading_dense_block_count")?.unwrap_or(0);
     let is_normed = fields.weights.contains(WeightId::layer(0, Role::AttnQNorm));
-    let config = config.with_layers(|layer| {
-        (layer.attention.qkv_bias, layer.attention.qk_norm) = (true, is_normed.then_some(QkNorm::Heads));
-    });
+    let config = config.with_layers(|layer| layer.attention.qk_norm = is_normed.then_some(QkNorm::Heads));
     Ok(config.with_experts(experts, |layer| layer >= num_dense))
 }

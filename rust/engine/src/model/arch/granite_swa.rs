@@ -1,13 +1,14 @@
 //! Granite with windows, dense and with experts: attention has sinks, and each layer a base of its rotation, or none.
 
+use device::{RopeStyle, RouterScore};
 use serde_json::json;
 
-use super::{Architecture, granite, granite_moe, no_gguf};
+use super::{Architecture, granite, granite_moe};
 use crate::{
     EngineError,
     model::{
         config::DecoderConfig,
-        fields::{Fields, HfFields},
+        fields::{Fields, GgufFields, HfFields},
         rope::RopeConfig,
     },
     weights::Role,
@@ -26,13 +27,14 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let fields = fields.with_defaults(&usual);
         with_kinds(granite::read_hf("granite_swa", &fields)?, &fields)
     },
-    from_gguf: no_gguf,
+    from_gguf,
 };
 
+/// Their GGUF files have the same name.
 pub(super) const MOE: Architecture = Architecture {
     model_types: &["granitemoe_swa"],
     class: "GraniteMoeSWAForCausalLM",
-    gguf: "granitemoe_swa",
+    gguf: "granite_swa",
     names: &[
         (Role::Router, "block_sparse_moe.router"),
         (Role::ExpertGateUp, "block_sparse_moe.experts.gate_up_proj$"),
@@ -46,7 +48,7 @@ pub(super) const MOE: Architecture = Architecture {
         let shared = fields.size("shared_intermediate_size")?.unwrap_or(0);
         Ok(config.with_experts(granite_moe::read_experts(&fields, shared)?, |_| true))
     },
-    from_gguf: no_gguf,
+    from_gguf,
 };
 
 fn with_kinds(mut config: DecoderConfig, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
@@ -68,5 +70,27 @@ fn with_kinds(mut config: DecoderConfig, fields: &HfFields<'_>) -> Result<Decode
         }
     }
     let config = config.with_layers(|layer| layer.attention.has_sinks = true);
+    Ok(config.with_windows(|layer| sliding[layer].then_some(window)))
+}
+
+fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+    // The converter permutes the rows of q and k.
+    let style = RopeStyle::Interleaved;
+    let config = if fields.size("expert_count")?.is_some_and(|n| n > 0) {
+        let (config, experts) = fields.mixture("granitemoe_swa", style)?;
+        config.with_experts(experts.scored(RouterScore::SoftmaxOfChosen), |_| true)
+    } else {
+        fields.decoder("granite_swa", style)?
+    };
+    let mut config = granite::with_gguf_multipliers(config, fields)?;
+    let num_layers = config.layers.len();
+    let sliding = fields.flags_by_layer("attention.sliding_window_pattern", num_layers)?;
+    let window = fields.required_size("attention.sliding_window")?;
+    let key = "attention.rope_pattern";
+    let has_pattern = fields.metadata.get(&format!("{}.{key}", fields.prefix)).is_some();
+    let rotates = if has_pattern { fields.flags_by_layer(key, num_layers)? } else { vec![true; num_layers] };
+    for (layer, rotates) in config.layers.iter_mut().zip(rotates) {
+        (layer.attention.has_sinks, layer.attention.rope) = (true, rotates.then_some(0));
+    }
     Ok(config.with_windows(|layer| sliding[layer].then_some(window)))
 }

@@ -12,6 +12,7 @@ mod flint;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma3n;
 mod gemma4;
 mod glm4;
 mod glm4_moe;
@@ -88,6 +89,7 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             gemma3::EMBEDDING,
             gemma::ARCHITECTURE,
             gemma2::ARCHITECTURE,
+            gemma3n::ARCHITECTURE,
             gemma4::ARCHITECTURE,
             starcoder2::ARCHITECTURE,
             phi2::ARCHITECTURE,

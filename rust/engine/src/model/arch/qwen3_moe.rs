@@ -3,15 +3,19 @@
 use device::RopeStyle;
 use serde_json::json;
 
-use super::{Architecture, no_gguf, qwen2, qwen2_moe, qwen3};
+use super::{Architecture, qwen2, qwen2_moe, qwen3};
 use crate::{
     EngineError,
     model::{
         config::DecoderConfig,
         fields::{Fields, GgufFields, HfFields},
+        rope::{RopeConfig, RopeScaling},
     },
     weights::Role,
 };
+
+/// Of a Mellum whose GGUF file does not say which layers have a window: every fourth sees everything.
+const GGUF_PATTERN: usize = 4;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_types: &["qwen3_moe"],
@@ -49,7 +53,7 @@ pub(super) const MELLUM: Architecture = Architecture {
     gguf: "mellum",
     names: &[],
     from_hf: read_mellum,
-    from_gguf: no_gguf,
+    from_gguf: read_gguf_mellum,
 };
 
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
@@ -88,4 +92,17 @@ fn read_mellum(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let is_sparse = fields.sparse_layer_types(num_layers, |_| true)?;
     let config = config.with_experts(qwen2_moe::read_experts(&fields)?, |layer| is_sparse[layer]);
     Ok(config.with_windows(|layer| window.filter(|_| sliding[layer])))
+}
+
+fn read_gguf_mellum(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let (config, experts) = fields.mixture("mellum", RopeStyle::Neox)?;
+    let mut config = qwen3::with_norms(config).with_experts(experts.normalized(true), |_| true);
+    let Some(window) = fields.size("attention.sliding_window")?.filter(|window| *window > 0) else { return Ok(config) };
+    let sliding = fields.sliding_layers(config.layers.len(), |layer| !(layer + 1).is_multiple_of(GGUF_PATTERN))?;
+    let theta = fields.number("rope.freq_base_swa")?.unwrap_or(config.ropes[0].theta);
+    config.ropes.push(RopeConfig { theta, scaling: RopeScaling::None, ..config.ropes[0].clone() });
+    for (layer, slides) in config.layers.iter_mut().zip(&sliding) {
+        layer.attention.rope = Some(usize::from(*slides));
+    }
+    Ok(config.with_windows(|layer| sliding[layer].then_some(window)))
 }

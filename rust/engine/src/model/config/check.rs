@@ -1,17 +1,25 @@
 //! Checks of what files say, before memory or a kernel depends on it.
 
-use device::{MAX_EXPERT_GROUPS, MAX_EXPERTS, Mask, QueryScale};
+use device::{MAX_EXPERT_GROUPS, MAX_EXPERTS, MAX_STREAMS, Mask, QueryScale};
 
 use super::{
-    AttentionConfig, DecoderConfig, ExpertsConfig, FfnConfig, LayerInputsConfig, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_SIZE,
-    QkNorm,
+    AttentionConfig, DecoderConfig, DenseConfig, ExpertsConfig, FfnConfig, LayerInputsConfig, MAX_HEAD_DIM, MAX_HEADS,
+    MAX_LAYERS, MAX_SIZE, QkNorm, StreamsConfig,
 };
 use crate::EngineError;
 
 impl FfnConfig {
     fn check(&self) -> Result<(), String> {
         in_range("feed-forward size", self.intermediate_size(), MAX_SIZE)?;
-        let Self::Experts(experts) = self else { return Ok(()) };
+        let experts = match self {
+            Self::Experts(experts) => experts,
+            Self::Dense(DenseConfig { cutoff: Some(cutoff), is_gated, .. }) if !cutoff.is_finite() || !is_gated => {
+                return Err(format!(
+                    "a gate passes what is {cutoff} deviations above the mean; there must be a gate, and a number"
+                ));
+            }
+            Self::Dense(_) => return Ok(()),
+        };
         if experts.has_own_norms && experts.shared.is_none() {
             return Err("experts with norms of their own have no network beside them; there must be one".into());
         }
@@ -52,10 +60,8 @@ impl DecoderConfig {
             if pad_token_id as usize >= vocab_size {
                 return Err(format!("token {pad_token_id} stands for images, and inputs of layers are there for {vocab_size}"));
             }
-            if vocab_size < self.vocab_size {
-                return Err(format!("inputs of layers are there for {vocab_size} tokens of {}", self.vocab_size));
-            }
         }
+        self.streams.map_or(Ok(()), |streams| self.check_streams(streams))?;
         (0..self.layers.len()).try_for_each(|layer| self.check_layer(layer))?;
         if self.layers.iter().all(|layer| layer.recurrent.is_some()) {
             return Err("no layer has attention; at least one must".into());
@@ -63,6 +69,21 @@ impl DecoderConfig {
         // Tables are made of those that no layer uses too.
         let head_dim = self.largest(|layer| layer.attention.head_dim);
         self.ropes.iter().try_for_each(|rope| rope.validate(head_dim))
+    }
+
+    fn check_streams(&self, streams: StreamsConfig) -> Result<(), String> {
+        let StreamsConfig { count, active, branch_rank, .. } = streams;
+        in_range("number of residual streams", count, MAX_STREAMS)?;
+        in_range("rank of the branch beside attention", branch_rank, MAX_SIZE)?;
+        if active >= count {
+            return Err(format!("layers run on residual stream {active} of {count}, which are counted from 0"));
+        }
+        if self.layers.iter().any(|layer| layer.is_parallel || layer.has_output_scale) {
+            return Err(
+                "layers of several residual streams have parallel parts or a factor behind them, which is not computed".into()
+            );
+        }
+        Ok(())
     }
 
     fn check_layer(&self, index: usize) -> Result<(), String> {
@@ -189,5 +210,25 @@ mod tests {
         }
         assert!(refused(&|layers| layers[3].attention.window = None).contains("the same window"));
         assert!(refused(&|layers| layers[2].attention.head_dim = 8).contains("heads of the same size"));
+    }
+
+    #[test]
+    fn streams_and_cutoffs_are_checked() {
+        let refused = |change: &dyn Fn(&mut DecoderConfig)| {
+            let mut config = sharing();
+            config.streams = Some(StreamsConfig { count: 4, active: 0, has_output_scale: true, branch_rank: 8 });
+            config.validate("made up").unwrap();
+            change(&mut config);
+            config.validate("made up").unwrap_err().to_string()
+        };
+        let streams = |change: fn(&mut StreamsConfig)| refused(&|config| change(config.streams.as_mut().unwrap()));
+        assert!(streams(|streams| streams.count = 0).contains("number of residual streams is 0"));
+        assert!(streams(|streams| streams.count = 9).contains("from 1 to 8"));
+        assert!(streams(|streams| streams.active = 4).contains("residual stream 4 of 4"));
+        assert!(streams(|streams| streams.branch_rank = 0).contains("rank of the branch"));
+        assert!(refused(&|config| config.layers[1].is_parallel = true).contains("not computed"));
+        let cut = |cutoff| refused(&|config| config.layers[0].ffn.set_dense(|dense| dense.cutoff = Some(cutoff)));
+        assert!(cut(f32::NAN).contains("deviations above the mean"));
+        assert!(cut(f32::INFINITY).contains("deviations above the mean"));
     }
 }
