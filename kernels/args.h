@@ -193,7 +193,8 @@ struct EmbedArgs {
     const uint32_t* token_ids;
     float* out; // [num_tokens, cols]
     uint64_t row_bytes;
-    uint32_t num_tokens, cols;
+    uint32_t num_tokens, cols, vocab_size;
+    uint32_t beyond; // read in the place of ids of vocab_size and more
     float scale;
     uint32_t reserved;
 };
@@ -362,7 +363,7 @@ struct PackedEmbedArgs {
     const uint32_t* token_ids;
     float* out; // [num_tokens, cols]
     uint64_t panel_bytes;
-    uint32_t num_tokens, cols;
+    uint32_t num_tokens, cols, vocab_size, beyond;
     float scale;
     uint32_t reserved;
 };

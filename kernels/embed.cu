@@ -11,7 +11,7 @@ constexpr unsigned THREADS = 64;
 
 template <class Format>
 __device__ void embed(const EmbedArgs& args) {
-    const uint8_t* row = args.table + args.token_ids[blockIdx.x] * args.row_bytes;
+    const uint8_t* row = args.table + row_of_token(args) * args.row_bytes;
     float* out = args.out + size_t(blockIdx.x) * args.cols;
     for (unsigned run = threadIdx.x; run < args.cols / 32; run += THREADS) {
         float w[32];

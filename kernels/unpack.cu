@@ -67,7 +67,7 @@ __device__ __forceinline__ void dequantize(const PackedDequantizeArgs& args) {
 
 template <class Format>
 __device__ void embed(const PackedEmbedArgs& args) {
-    const unsigned id = args.token_ids[blockIdx.x], feature = id % packed::FEATURES;
+    const unsigned id = row_of_token(args), feature = id % packed::FEATURES;
     const unsigned tile = feature / 16, half = feature / 8 % 2, g = feature % 8;
     const uint8_t* panel = args.table + id / packed::FEATURES * args.panel_bytes;
     float* out = args.out + size_t(blockIdx.x) * args.cols;

@@ -7,6 +7,13 @@
 #pragma once
 #include "cuda.cuh"
 
+// The row of an embedding that a CTA reads.
+template <class Args>
+__device__ __forceinline__ uint32_t row_of_token(const Args& args) {
+    const uint32_t id = args.token_ids[blockIdx.x];
+    return id < args.vocab_size ? id : args.beyond;
+}
+
 namespace weights {
 
 // 4 bytes; rows of most formats are aligned to 2 bytes only, those of MXFP4 not at all.

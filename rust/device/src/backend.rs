@@ -187,12 +187,25 @@ pub enum EmbeddingTable<'a> {
 pub struct EmbedArgs<'a> {
     /// `[vocab_size, hidden_size]`.
     pub table: EmbeddingTable<'a>,
-    /// `[num_tokens]`, each below `vocab_size`.
+    /// `[num_tokens]`, each below `vocab_size` unless there is something else for them.
     pub token_ids: &'a [u32],
+    /// What ids of `vocab_size` and more stand for.
+    pub beyond: Option<u32>,
     /// The rows with adapters.
     pub adapters: &'a [AdapterRows],
     /// Multiplied into every value (gemma: the square root of `hidden_size`).
     pub scale: f32,
+}
+
+impl EmbedArgs<'_> {
+    /// The row of a token.
+    pub fn row(&self, id: u32) -> usize {
+        let vocab_size = match self.table {
+            EmbeddingTable::Stored(table) => table.rows,
+            EmbeddingTable::Loaded(linear) => linear.out_features,
+        };
+        (if id as usize >= vocab_size { self.beyond.unwrap_or(id) } else { id }) as usize
+    }
 }
 
 /// Where the rows of a step lie, the same for all layers.

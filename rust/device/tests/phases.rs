@@ -125,7 +125,7 @@ fn embedding_and_gather_pick_rows() {
     for backend in backends() {
         let (mut out, mut picked) = (backend.alloc(4, 32).unwrap(), backend.alloc(4, 8).unwrap());
         backend.embed(
-            &EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &[6, 0, 6], adapters: &[], scale: 3.0 },
+            &EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &[6, 0, 6], beyond: None, adapters: &[], scale: 3.0 },
             &mut out,
         );
         assert_eq!(out.rows(), 3);

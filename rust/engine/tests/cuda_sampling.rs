@@ -35,7 +35,10 @@ fn tensor(backend: &CudaBackend, rows: &[Vec<f32>]) -> Tensor {
     let table = WeightView::new(DType::F32, rows.len(), VOCAB_SIZE, Bytes::from_vec(bytes)).unwrap();
     let ids: Vec<u32> = (0..rows.len() as u32).collect();
     let mut out = backend.alloc(rows.len(), VOCAB_SIZE).unwrap();
-    backend.embed(&EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &ids, adapters: &[], scale: 1.0 }, &mut out);
+    backend.embed(
+        &EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &ids, beyond: None, adapters: &[], scale: 1.0 },
+        &mut out,
+    );
     out
 }
 

@@ -290,7 +290,7 @@ impl<'a> Runner<'a> {
         let mut hidden = backend.alloc(rows, HIDDEN).unwrap();
         backend.begin_step(step);
         backend.embed(
-            &EmbedArgs { table: EmbeddingTable::Stored(&self.embedding), token_ids, adapters: &[], scale: 1.0 },
+            &EmbedArgs { table: EmbeddingTable::Stored(&self.embedding), token_ids, beyond: None, adapters: &[], scale: 1.0 },
             &mut hidden,
         );
         for (index, weights) in self.layers.iter().enumerate() {

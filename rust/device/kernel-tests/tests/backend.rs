@@ -72,8 +72,13 @@ fn tied_embeddings_and_gathered_rows() {
         let run = |backend: &dyn Backend| {
             let table = linear(backend, &table, None);
             let mut x = backend.alloc(5, HIDDEN).unwrap();
-            let args =
-                EmbedArgs { table: EmbeddingTable::Loaded(&table), token_ids: &[3, 19, 0, 3, 7], adapters: &[], scale: 1.5 };
+            let args = EmbedArgs {
+                table: EmbeddingTable::Loaded(&table),
+                token_ids: &[3, 19, 0, 3, 7],
+                beyond: None,
+                adapters: &[],
+                scale: 1.5,
+            };
             backend.embed(&args, &mut x);
             let mut out = backend.alloc(4, HIDDEN).unwrap();
             backend.gather_rows(&x, &[4, 0, 4], &mut out);

@@ -225,7 +225,10 @@ impl Setup {
         let alloc = |cols| backend.alloc(n, cols).unwrap();
         let (mut embedded, mut q, mut k, mut v) = (alloc(COLS), alloc(COLS), alloc(WIDTH), alloc(WIDTH));
         let table = EmbeddingTable::Loaded(&layers.head);
-        backend.embed(&EmbedArgs { table, token_ids: &step.tokens, adapters: &meta.adapters, scale: 0.5 }, &mut embedded);
+        backend.embed(
+            &EmbedArgs { table, token_ids: &step.tokens, beyond: None, adapters: &meta.adapters, scale: 0.5 },
+            &mut embedded,
+        );
         let mut projections =
             [(&layers.q, &mut q), (&layers.k, &mut k), (&layers.v, &mut v)].map(|(linear, out)| Projection { linear, out });
         backend.norm_linear(&x, Some(&norm), &mut projections, &meta);

@@ -68,7 +68,7 @@ fn embeddings_are_rows_of_the_packed_table() {
         for cols in [32, 576] {
             let packed = Packed::random(format, 150, cols, &mut rng);
             let cols = packed.weight.cols;
-            let ids: Vec<u32> = [149, 0, 63, 64, 64, 8, 23, 77].into_iter().collect();
+            let ids: Vec<u32> = [149, 0, 63, 64, 64, 8, 23, 150, u32::MAX].into_iter().collect();
             let (table, token_ids) = (Buffer::input(&packed.bytes), Buffer::input(&ids));
             let out = Buffer::output::<f32>(ids.len() * cols);
             let args = PackedEmbedArgs {
@@ -78,11 +78,13 @@ fn embeddings_are_rows_of_the_packed_table() {
                 panel_bytes: packed.panel_bytes(),
                 num_tokens: ids.len() as u32,
                 cols: cols as u32,
+                vocab_size: 150,
+                beyond: 77,
                 scale: 1.5,
                 reserved: 0,
             };
             packed.kernel("packed_embed", "").launch([ids.len(), 1, 1], &args, Order::Descending);
-            let rows = ids.iter().flat_map(|&id| &packed.weight.values[id as usize * cols..][..cols]);
+            let rows = ids.iter().flat_map(|&id| &packed.weight.values[if id < 150 { id as usize } else { 77 } * cols..][..cols]);
             assert_eq!(out.values::<f32>(), rows.map(|x| x * 1.5).collect::<Vec<_>>(), "{format} {cols}");
         }
     }

@@ -235,7 +235,7 @@ fn decoded(backend: &CudaBackend, kind: usize, batches: &[&[u32]]) -> Vec<f32> {
         };
         let token_ids: Vec<u32> = slots.iter().map(|slot| (slot * 5 + done[*slot as usize] * 3) % 16).collect();
         let mut run = |token_ids: &[u32], step: &StepMetadata| {
-            let args = EmbedArgs { table: EmbeddingTable::Loaded(&table), token_ids, adapters: &[], scale: 1.0 };
+            let args = EmbedArgs { table: EmbeddingTable::Loaded(&table), token_ids, beyond: None, adapters: &[], scale: 1.0 };
             backend.embed(&args, &mut hidden);
             let args = RecurrentArgs { hidden: &hidden, norm: None, weights: &weights, states: &states, layer: 1, out: &mut out };
             backend.recurrent(args, step);

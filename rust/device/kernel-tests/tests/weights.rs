@@ -64,7 +64,7 @@ fn embeddings_are_rows_of_the_table() {
         let odd: &[usize] = if matches!(format, DType::Ggml(_)) { &[] } else { &[8, 72] };
         for &cols in [256, 2304].iter().chain(odd) {
             let weight = Weight::random(format, 9, cols, &mut rng);
-            let ids = [8u32, 0, 5, 5];
+            let ids = [8u32, 0, 5, 9];
             let (table, token_ids, out) = (Buffer::input(&weight.bytes), Buffer::input(&ids), Buffer::output::<f32>(4 * cols));
             let args = EmbedArgs {
                 table: table.ptr(),
@@ -73,12 +73,16 @@ fn embeddings_are_rows_of_the_table() {
                 row_bytes: weight.row_bytes(),
                 num_tokens: 4,
                 cols: cols as u32,
+                vocab_size: 9,
+                beyond: 5,
                 scale: 1.5,
                 reserved: 0,
             };
             Kernel::named(&format!("embed_{}", name(format))).launch([4, 1, 1], &args, Order::Ascending);
-            let expected: Vec<f32> =
-                ids.iter().flat_map(|&id| weight.values[id as usize * cols..][..cols].iter().map(|x| x * 1.5)).collect();
+            let expected: Vec<f32> = ids
+                .iter()
+                .flat_map(|&id| weight.values[if id < 9 { id as usize } else { 5 } * cols..][..cols].iter().map(|x| x * 1.5))
+                .collect();
             assert_eq!(out.values::<f32>(), expected, "{format} {cols}");
         }
     }
@@ -98,6 +102,8 @@ fn an_embedding_may_have_more_than_2_32_bytes() {
         row_bytes: cols as u64 * 4,
         num_tokens: 2,
         cols: cols as u32,
+        vocab_size: rows as u32,
+        beyond: 0,
         scale: 1.0,
         reserved: 0,
     };

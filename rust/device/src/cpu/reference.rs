@@ -47,8 +47,8 @@ pub(crate) fn embed(args: &EmbedArgs<'_>, out: &mut Tensor, tied_row: TiedRow<'_
     out.set_rows(args.token_ids.len());
     for (i, &id) in args.token_ids.iter().enumerate() {
         match args.table {
-            EmbeddingTable::Stored(table) => dequantize_row(table.dtype, table.row(id as usize), out.row_mut(i)),
-            EmbeddingTable::Loaded(linear) => tied_row(linear, id as usize, out.row_mut(i)),
+            EmbeddingTable::Stored(table) => dequantize_row(table.dtype, table.row(args.row(id)), out.row_mut(i)),
+            EmbeddingTable::Loaded(linear) => tied_row(linear, args.row(id), out.row_mut(i)),
         }
     }
     for AdapterRows { adapter, rows } in args.adapters {

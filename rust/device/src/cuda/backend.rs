@@ -217,14 +217,15 @@ impl CudaBackend {
                 device(out).upload(0, out.as_slice())
             }
             EmbeddingTable::Loaded(linear) => {
-                assert!(args.token_ids.iter().all(|id| (*id as usize) < linear.out_features), "token ids of the vocabulary");
+                let rows_there = args.token_ids.iter().chain(&args.beyond).all(|id| args.row(*id) < linear.out_features);
+                assert!(rows_there, "token ids of the vocabulary");
                 assert_eq!(linear.in_features, out.cols(), "columns of the output");
                 let State { lists, lora, .. } = &mut *self.state();
                 let (ids, at) = (lists.token_ids(args.token_ids)?, device(out).at());
                 // SAFETY: the ids are checked, here or where they are put among the lists of a step that was recorded; `out` has
                 // a row for each and the width of the table.
                 unsafe {
-                    cuda(linear).embed(&self.driver, ids, count, at, args.scale)?;
+                    cuda(linear).embed(&self.driver, (ids, count), args.beyond.unwrap_or(0), at, args.scale)?;
                     lora.embed(&self.driver, ids, rows(out), args.scale)
                 }
             }

@@ -66,7 +66,7 @@ impl Layer {
         let Self { graphs, table, backend, cache, output, rope, hidden, q, k, v, attention, .. } = self;
         let token_ids = vec![3; step.positions.len()];
         let mut run = |token_ids: &[u32], step: &StepMetadata| {
-            let args = EmbedArgs { table: EmbeddingTable::Loaded(table), token_ids, adapters: &[], scale: 1.0 };
+            let args = EmbedArgs { table: EmbeddingTable::Loaded(table), token_ids, beyond: None, adapters: &[], scale: 1.0 };
             backend.embed(&args, hidden);
             for tensor in [&mut *q, k, v] {
                 tensor.set_rows(step.positions.len());

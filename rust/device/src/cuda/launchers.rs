@@ -76,7 +76,13 @@ fn multiply(backend: &CudaBackend, format: DType, precision: Precision) {
     let (mut x, mut out) = (backend.alloc(200, WIDTH).unwrap(), backend.alloc(200, WIDTH).unwrap());
     for rows in [1, 2, 4, 8, 16, 32, 200] {
         backend.embed(
-            &EmbedArgs { table: EmbeddingTable::Loaded(&linear), token_ids: &vec![0; rows], adapters: &[], scale: 1.0 },
+            &EmbedArgs {
+                table: EmbeddingTable::Loaded(&linear),
+                token_ids: &vec![0; rows],
+                beyond: None,
+                adapters: &[],
+                scale: 1.0,
+            },
             &mut x,
         );
         backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
@@ -113,7 +119,10 @@ fn norm_and_gate(backend: &CudaBackend) {
     let linear = linear(backend, DType::F32, Precision::Fast);
     let [mut x, mut residual, mut out] = [(); 3].map(|()| backend.alloc(4, WIDTH).unwrap());
     for tensor in [&mut x, &mut residual] {
-        backend.embed(&EmbedArgs { table: EmbeddingTable::Loaded(&linear), token_ids: &[0], adapters: &[], scale: 1.0 }, tensor);
+        backend.embed(
+            &EmbedArgs { table: EmbeddingTable::Loaded(&linear), token_ids: &[0], beyond: None, adapters: &[], scale: 1.0 },
+            tensor,
+        );
     }
     for kind in [NormKind::Rms, NormKind::Layer] {
         let norm = Norm { kind, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
@@ -151,7 +160,7 @@ fn adapt(backend: &CudaBackend) {
     let [mut x, mut residual] = [(); 2].map(|()| backend.alloc(1, WIDTH).unwrap());
     for tensor in [&mut x, &mut residual] {
         let table = EmbeddingTable::Loaded(&linear);
-        backend.embed(&EmbedArgs { table, token_ids: &[0], adapters: &step.adapters, scale: 1.0 }, tensor);
+        backend.embed(&EmbedArgs { table, token_ids: &[0], beyond: None, adapters: &step.adapters, scale: 1.0 }, tensor);
     }
     backend.linear_residual(ResidualArgs { x: &x, linear: &linear, post_norm: None, scale: 1.0, residual: &mut residual }, &step);
 }

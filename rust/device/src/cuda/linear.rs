@@ -198,26 +198,40 @@ impl CudaLinear {
     /// `out[i] = weight[ids[i]] * scale`, `[count, in_features]`.
     ///
     /// # Safety
-    /// `ids` and `out` are memory of `driver` of these shapes, and every id is below `out_features`.
+    /// `ids` and `out` are memory of `driver` of these shapes, and `beyond`, which is read in the place of ids of `out_features` and
+    /// more, is below it.
     pub unsafe fn embed(
         &self,
         driver: &Arc<dyn Driver>,
-        ids: DevicePtr,
-        count: usize,
+        (ids, count): (DevicePtr, usize),
+        beyond: u32,
         out: DevicePtr,
         scale: f32,
     ) -> Result<(), CudaError> {
-        let (num_tokens, cols) = (count as u32, self.in_features as u32);
+        let (num_tokens, cols, vocab_size) = (count as u32, self.in_features as u32, self.out_features as u32);
         match &self.form {
             Form::Stored(StoredKernels { row_bytes, embed, .. }) => {
                 let (table, row_bytes) = (self.weight.at(), *row_bytes as u64);
-                let args = EmbedArgs { table, token_ids: ids, out, row_bytes, num_tokens, cols, scale, reserved: 0 };
+                let token_ids = ids;
+                let args =
+                    EmbedArgs { table, token_ids, out, row_bytes, num_tokens, cols, vocab_size, beyond, scale, reserved: 0 };
                 // SAFETY: the caller's promise; the table lives as long as this.
                 unsafe { launch(driver, *embed, [count, 1, 1], &args) }
             }
             Form::Packed(PackedKernels { format, embed, .. }) => {
                 let (table, panel_bytes) = (self.weight.at(), format.panel_bytes(self.in_features) as u64);
-                let args = PackedEmbedArgs { table, token_ids: ids, out, panel_bytes, num_tokens, cols, scale, reserved: 0 };
+                let args = PackedEmbedArgs {
+                    table,
+                    token_ids: ids,
+                    out,
+                    panel_bytes,
+                    num_tokens,
+                    cols,
+                    vocab_size,
+                    beyond,
+                    scale,
+                    reserved: 0,
+                };
                 // SAFETY: likewise.
                 unsafe { launch(driver, *embed, [count, 1, 1], &args) }
             }
@@ -237,7 +251,7 @@ impl CudaLinear {
         let ids = DeviceMemory::of(driver, &ids)?;
         let rows = DeviceMemory::new(driver, size_of_val(out))?;
         // SAFETY: the ids are below `out_features`; both lists were just made.
-        unsafe { self.embed(driver, ids.at(), count, rows.at(), 1.0)? };
+        unsafe { self.embed(driver, (ids.at(), count), 0, rows.at(), 1.0)? };
         rows.download(0, out)
     }
 }

@@ -189,7 +189,7 @@ impl GpuTimer {
         let token_ids: Vec<u32> = (0..rows as u32).collect();
         let mut tensor = self.backend.alloc(rows, cols)?;
         self.backend.embed(
-            &EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &token_ids, adapters: &[], scale: 1.0 },
+            &EmbedArgs { table: EmbeddingTable::Stored(&table), token_ids: &token_ids, beyond: None, adapters: &[], scale: 1.0 },
             &mut tensor,
         );
         Ok(tensor)

@@ -12,6 +12,8 @@ pub struct EmbedArgs {
     pub row_bytes: u64,
     pub num_tokens: u32,
     pub cols: u32,
+    pub vocab_size: u32,
+    pub beyond: u32,
     pub scale: f32,
     pub reserved: u32,
 }
@@ -183,6 +185,8 @@ pub struct PackedEmbedArgs {
     pub panel_bytes: u64,
     pub num_tokens: u32,
     pub cols: u32,
+    pub vocab_size: u32,
+    pub beyond: u32,
     pub scale: f32,
     pub reserved: u32,
 }

@@ -404,7 +404,7 @@ impl Decoder {
 
     fn embed(&self, backend: &dyn Backend, token_ids: &[u32], step: &StepMetadata, hidden: &mut Tensor) {
         let table = self.embedding.as_ref().map_or(EmbeddingTable::Loaded(&self.output), Table::view);
-        let args = EmbedArgs { table, token_ids, adapters: &step.adapters, scale: self.embedding_scale };
+        let args = EmbedArgs { table, token_ids, beyond: None, adapters: &step.adapters, scale: self.embedding_scale };
         backend.embed(&args, hidden);
     }
 

@@ -18,7 +18,6 @@ use crate::{
 /// What makes the vectors of all layers.
 pub(crate) struct LayerInputs {
     width: usize,
-    vocab_size: usize,
     pad_token_id: u32,
     table: Table,
     projection: Linear,
@@ -47,7 +46,7 @@ impl LayerInputs {
         let mut norm = weights.norm(WeightId::global(Role::LayerProjectionNorm), [1, width])?;
         // The norm of the product times `1 / sqrt(hidden_size)`, which is the norm of the product with another epsilon.
         norm.eps *= config.hidden_size as f32;
-        Ok(Some(Self { width, vocab_size, pad_token_id, table, projection, norm }))
+        Ok(Some(Self { width, pad_token_id, table, projection, norm }))
     }
 
     /// Columns of each of the two tensors that [`Self::run`] takes; 0 for a model without.
@@ -65,22 +64,23 @@ impl LayerInputs {
         (token_ids, images): (&[u32], &[VectorRows]),
         step: &StepMetadata,
     ) {
-        let is_beyond = |id: &u32| *id as usize >= self.vocab_size;
-        let mut in_table = Vec::new();
-        let token_ids = if images.is_empty() && !token_ids.iter().any(is_beyond) {
+        let mut without_images = Vec::new();
+        let token_ids = if images.is_empty() {
             token_ids
         } else {
-            in_table.extend_from_slice(token_ids);
+            without_images.extend_from_slice(token_ids);
             for (row, _) in images.iter().flat_map(|images| &images.rows) {
-                in_table[*row as usize] = self.pad_token_id;
+                without_images[*row as usize] = self.pad_token_id;
             }
-            in_table.iter_mut().filter(|id| is_beyond(id)).for_each(|id| *id = self.pad_token_id);
-            &in_table[..]
+            &without_images[..]
         };
         let phases = backend.elementwise_phases().expect("the plan was refused where nothing computes inputs of layers");
         backend.norm_linear(hidden, None, &mut [Projection { linear: &self.projection, out: inputs }], step);
         let scale = (self.width as f32).sqrt();
-        backend.embed(&EmbedArgs { table: self.table.view(), token_ids, adapters: &[], scale }, tokens);
+        backend.embed(
+            &EmbedArgs { table: self.table.view(), token_ids, beyond: Some(self.pad_token_id), adapters: &[], scale },
+            tokens,
+        );
         phases.layer_inputs(LayerInputArgs { x: inputs, tokens, norm: &self.norm, scale: std::f32::consts::FRAC_1_SQRT_2 });
     }
 }
