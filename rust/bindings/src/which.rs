@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use engine::{EmbeddingOptions, VisionOptions};
+use engine::{EmbeddingOptions, MediaOptions};
 use pyo3::{
     IntoPyObjectExt,
     prelude::*,
@@ -343,7 +343,7 @@ pub struct Selection {
     /// It makes embeddings.
     pub embedding: Option<EmbeddingOptions>,
     /// It sees images; the encoder's file is that of `mmproj`, once it is found.
-    pub vision: Option<VisionOptions>,
+    pub media: Option<MediaOptions>,
     /// The image encoder's file, of a GGUF file.
     pub mmproj: Option<String>,
     /// What config.json must say of a model that sees.
@@ -383,7 +383,7 @@ impl Selection {
             cache_dir: None,
             adapters: None,
             embedding: None,
-            vision: None,
+            media: None,
             mmproj: None,
             multimodal: None,
         }
@@ -439,7 +439,7 @@ impl Selection {
                     imatrix,
                     calibration_file,
                     cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
-                    vision: gguf_vision(mmproj.as_deref(), *max_edge, *encoder_cache_memory_bytes, adapters.is_some())?,
+                    media: gguf_media(mmproj.as_deref(), *max_edge, *encoder_cache_memory_bytes, adapters.is_some())?,
                     mmproj,
                     adapters,
                     ..Self::new(gguf(quantized_filename.as_ref(), tok_model_id.as_ref(), None), &quantized_model_id.0, *dtype)
@@ -518,7 +518,7 @@ impl Selection {
         };
         arch.map(MultimodalArchitecture::model_types).transpose()?;
         let (imatrix, calibration_file) = importance_of(which);
-        let vision = VisionOptions {
+        let media = MediaOptions {
             max_edge: max_edge.map(|edge| edge.0),
             cache_bytes: encoder_cache_memory_bytes.map(|bytes| bytes.0 as u64),
             mmproj: None,
@@ -528,7 +528,7 @@ impl Selection {
             imatrix,
             calibration_file,
             cache_dir: hf_cache_path.as_ref().map(|path| path.0.0.clone()),
-            vision: Some(vision),
+            media: Some(media),
             multimodal: *arch,
             ..Self::new(Place::Multimodal, &model_id.0, *dtype)
         })
@@ -536,12 +536,12 @@ impl Selection {
 }
 
 /// How a GGUF file sees, if an image encoder goes with it.
-fn gguf_vision(
+fn gguf_media(
     mmproj: Option<&str>,
     max_edge: Option<MaxEdge>,
     cache_bytes: Option<EncoderCacheBytes>,
     has_adapters: bool,
-) -> PyResult<Option<VisionOptions>> {
+) -> PyResult<Option<MediaOptions>> {
     if mmproj.is_none() {
         let given = [("max_edge", max_edge.is_some()), ("encoder_cache_memory_bytes", cache_bytes.is_some())];
         return match given.iter().find(|(_, given)| *given) {
@@ -553,7 +553,7 @@ fn gguf_vision(
         return Err(invalid("adapters with images are not supported: leave out mmproj_filename, or adapters"));
     }
     let cache_bytes = cache_bytes.map(|bytes| bytes.0 as u64);
-    Ok(Some(VisionOptions { max_edge: max_edge.map(|edge| edge.0), cache_bytes, mmproj: None }))
+    Ok(Some(MediaOptions { max_edge: max_edge.map(|edge| edge.0), cache_bytes, mmproj: None }))
 }
 
 /// GGUF files, or with `gqa` one from before.

@@ -1,15 +1,17 @@
-//! Images: from pixels to the vectors that stand in their places of a prompt.
+//! Images and sounds: from pixels and samples to the vectors that stand in their places of a prompt.
 //!
 //! ```text
-//! image -> tiles (crate `images`) -> patches -> tower -> projector -> vectors, which replace the rows of image tokens
+//! image -> tiles  (crate `images`) -> patches -> tower -> projector -> vectors, which replace the rows of image tokens
+//! sound -> chunks (crate `audio`)  -> frames  -> tower -> projector -> vectors, which replace the rows of audio tokens
 //! ```
 //!
-//! There is one encoder for all families, as there is one decoder: [`VisionConfig`] says what it is like. It computes by the
+//! There is one encoder for all families, as there is one decoder: [`MediaConfig`] says what it is like. It computes by the
 //! phases that the decoder has, over a KV storage of its own in which every tile is a request.
 
 mod arch;
 mod bounded;
 pub(crate) mod config;
+mod frames;
 mod grid;
 mod layout;
 pub(crate) mod mmproj;
@@ -21,24 +23,25 @@ mod weights;
 
 use std::{path::PathBuf, sync::Arc};
 
+use audio::Sound;
 use device::{Backend, Precision, Tensor, WorkspaceShape};
-use images::{Processed, RgbImage};
+use images::{Processed, RgbImage, Tile};
 use paged::{EncoderContent, EncoderItem, EncoderKey};
 
 pub(crate) use arch::families;
-pub(crate) use config::VisionConfig;
-pub(crate) use layout::ImageLayout;
+pub(crate) use config::MediaConfig;
+pub(crate) use layout::ItemLayout;
 pub(crate) use weights::TowerWeights;
 
-use crate::EngineError;
-use config::Arrangement;
+use crate::{EngineError, Media, MediaKind};
+use config::{Arrangement, MediaProcessor};
 use projector::Projector;
 use resampler::Resampler;
 use tower::Tower;
 
-/// How a model sees.
+/// How a model sees and hears.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VisionOptions {
+pub struct MediaOptions {
     /// An image whose longer edge has more pixels is made smaller first.
     pub max_edge: Option<usize>,
     /// Bytes that outputs of the encoder may take; 256 MiB unless given.
@@ -47,38 +50,76 @@ pub struct VisionOptions {
     pub mmproj: Option<PathBuf>,
 }
 
-/// Bytes that outputs of the encoder may take, unless given: some hundreds of images.
+/// Bytes that outputs of the encoder may take, unless given: some hundreds of images, or half an hour of sounds.
 const DEFAULT_CACHE_BYTES: u64 = 256 << 20;
 
-impl VisionOptions {
+impl MediaOptions {
     /// Bytes that outputs of the encoder may take.
     pub fn cache_bytes(&self) -> u64 {
         self.cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES)
     }
 }
 
-/// Of the hash over images: the same in all processes, so that what a tier keeps of a prompt is found by others.
+/// Of the hash over images and sounds: the same in all processes, so that what a tier keeps of a prompt is found by others.
 const KEY: [u8; 32] = [0; 32];
 
-/// An image of a prompt, ready to be encoded.
+/// An image of a prompt, or a chunk of a sound, ready to be encoded.
 #[derive(Debug)]
-pub(crate) struct PromptImage {
-    /// What the encoder takes.
+pub(crate) struct PromptItem {
+    /// Which of the two.
+    pub(crate) kind: MediaKind,
+    /// What the encoder takes. A chunk is a tile of one row, as wide as it has frames, `[frames, mel bins]`.
     pub(crate) processed: Processed,
     /// What it becomes.
-    pub(crate) layout: ImageLayout,
-    /// Over its pixels and all that decides the encoder's input.
+    pub(crate) layout: ItemLayout,
+    /// Over its values and all that decides the encoder's input.
     pub(crate) key: EncoderKey,
 }
 
-impl PromptImage {
+impl PromptItem {
+    /// What an image or a sound is encoded as: the one as a whole, the other chunk by chunk.
+    ///
     /// # Errors
-    /// [`EngineError::InvalidArgument`] for an image that the processor refuses, with why.
-    pub(crate) fn new(config: &VisionConfig, image: &RgbImage) -> Result<Arc<Self>, EngineError> {
-        let processed =
-            config.processor.process(image).map_err(|why| EngineError::InvalidArgument(format!("an image: {why}")))?;
+    /// [`EngineError::InvalidArgument`] for one that the processor refuses, with why, or that is not of its kind.
+    pub(crate) fn all(config: &MediaConfig, media: &Media) -> Result<Vec<Arc<Self>>, EngineError> {
+        match (media, &config.processor) {
+            (Media::Image(image), MediaProcessor::Images(processor)) => Ok(vec![Self::image(config, processor, image)?]),
+            (Media::Sound(sound), MediaProcessor::Sounds(processor)) => Self::chunks(config, processor, sound),
+            (given, _) => {
+                let (taken, given) = (config.kind().plural(), given.kind().plural());
+                Err(EngineError::InvalidArgument(format!(
+                    "this model takes {taken}, and the messages have {given}: leave them out"
+                )))
+            }
+        }
+    }
+
+    /// The chunks of a sound. Equal ones have equal keys, in whatever sound they are.
+    fn chunks(config: &MediaConfig, processor: &audio::Processor, sound: &Sound) -> Result<Vec<Arc<Self>>, EngineError> {
+        let features = processor.process(sound).map_err(|why| EngineError::InvalidArgument(format!("a sound: {why}")))?;
+        let identity = processor.identity();
+        let item = |values: Vec<f32>| {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let item = EncoderItem {
+                dimensions: &[features.num_frames, features.num_mel_bins],
+                mode: "log-mel",
+                processor: &identity,
+                tower: &[],
+                adapter: &[],
+                content: EncoderContent::Samples(&bytes),
+            };
+            let key = item.key(&KEY);
+            let tile = Tile { height: 1, width: features.num_frames, pixels: values };
+            let processed = Processed { tiles: vec![tile], original: (1, features.num_frames), grid: (0, 0), whole: 0 };
+            Arc::new(Self { kind: MediaKind::Sound, layout: ItemLayout::new(config, &processed), processed, key })
+        };
+        Ok(features.chunks.into_iter().map(item).collect())
+    }
+
+    fn image(config: &MediaConfig, processor: &images::Processor, image: &RgbImage) -> Result<Arc<Self>, EngineError> {
+        let processed = processor.process(image).map_err(|why| EngineError::InvalidArgument(format!("an image: {why}")))?;
         config.check_tiles(&processed)?;
-        let layout = ImageLayout::new(config, &processed);
+        let layout = ItemLayout::new(config, &processed);
         if layout.num_rows == 0 {
             let (height, width) = (image.height(), image.width());
             let text = format!("an image of {width} x {height} pixels is less than a patch of {}", config.tower.patch_size);
@@ -87,12 +128,12 @@ impl PromptImage {
         let item = EncoderItem {
             dimensions: &[image.height() as usize, image.width() as usize],
             mode: "RGB8",
-            processor: &config.processor.identity(),
+            processor: &processor.identity(),
             tower: &[],
             adapter: &[],
             content: EncoderContent::Samples(image.pixels()),
         };
-        Ok(Arc::new(Self { processed, layout, key: item.key(&KEY) }))
+        Ok(Arc::new(Self { kind: MediaKind::Image, processed, layout, key: item.key(&KEY) }))
     }
 }
 
@@ -113,8 +154,8 @@ fn stored(backend: &dyn Backend, values: &[f32], cols: usize) -> Result<Tensor, 
 }
 
 /// An encoder that was loaded.
-pub(crate) struct ImageEncoder {
-    config: VisionConfig,
+pub(crate) struct MediaEncoder {
+    config: MediaConfig,
     tower: Tower,
     connector: Connector,
     deep: Vec<Projector>,
@@ -122,8 +163,8 @@ pub(crate) struct ImageEncoder {
     separators: Vec<f32>,
 }
 
-impl ImageEncoder {
-    pub(crate) fn new(weights: &mut TowerWeights<'_>, config: &VisionConfig, precision: Precision) -> Result<Self, EngineError> {
+impl MediaEncoder {
+    pub(crate) fn new(weights: &mut TowerWeights<'_>, config: &MediaConfig, precision: Precision) -> Result<Self, EngineError> {
         let separators = separators(weights, config)?;
         let places = config.places.projector;
         let connector = match &config.resampler {
@@ -143,12 +184,12 @@ impl ImageEncoder {
         Ok(encoder)
     }
 
-    /// Vectors of a row of an image.
+    /// Vectors of a row of an item.
     pub(crate) fn num_planes(&self) -> usize {
         self.config.num_planes()
     }
 
-    /// Those between an image's vectors, of the decoder's width.
+    /// Those between an item's vectors, of the decoder's width.
     fn separators(&self, backend: &dyn Backend) -> Result<Vec<f32>, EngineError> {
         match (&self.config.arrangement, &self.connector) {
             (Arrangement::Separated { .. }, Connector::Projector(projector)) => {
@@ -159,11 +200,11 @@ impl ImageEncoder {
         }
     }
 
-    /// The vectors of an image, `[1 + deep, num_rows, hidden_size]`: those of its rows, then those that are added behind the
+    /// The vectors of an item, `[1 + deep, num_rows, hidden_size]`: those of its rows, then those that are added behind the
     /// decoder's first layers.
-    pub(crate) fn encode(&mut self, backend: &dyn Backend, image: &PromptImage) -> Result<Vec<f32>, EngineError> {
-        let tiles = &image.processed.tiles;
-        let grids: Vec<_> = tiles.iter().map(|tile| self.config.tower.grid(tile.height, tile.width)).collect();
+    pub(crate) fn encode(&mut self, backend: &dyn Backend, item: &PromptItem) -> Result<Vec<f32>, EngineError> {
+        let tiles = &item.processed.tiles;
+        let grids: Vec<_> = tiles.iter().map(|tile| self.config.tower.grid(tile)).collect();
         let pairs: Vec<_> = tiles.iter().zip(&grids).collect();
         let taken: Vec<_> = self.config.deep.iter().map(|deep| deep.layer).collect();
         let mut states = self.tower.run(backend, &pairs, &taken)?;
@@ -177,20 +218,20 @@ impl ImageEncoder {
                 Connector::Resampler(resampler) => resampler.run(backend, last)?,
             });
         }
-        vectors.extend(image.layout.arrange(&self.config, &outputs, &separators));
+        vectors.extend(item.layout.arrange(&self.config, &outputs, &separators));
         for (place, projector) in self.deep.iter().enumerate() {
             let mut outputs = Vec::with_capacity(tiles.len());
             for (states, grid) in states.iter_mut().zip(&grids) {
                 outputs.push(projector.run(backend, &mut states[place], grid)?);
             }
-            vectors.extend(image.layout.arrange(&self.config, &outputs, &separators));
+            vectors.extend(item.layout.arrange(&self.config, &outputs, &separators));
         }
         Ok(vectors)
     }
 }
 
 /// The vectors of its own that an encoder has: of the decoder's width, or of what is projected to it.
-fn separators(weights: &mut TowerWeights<'_>, config: &VisionConfig) -> Result<Vec<f32>, EngineError> {
+fn separators(weights: &mut TowerWeights<'_>, config: &MediaConfig) -> Result<Vec<f32>, EngineError> {
     let hidden = config.projector.layers.last().map_or(0, |layer| layer.out_features);
     let columns = config.projector.regroup.columns(config.tower.hidden_size);
     let named: &[(&str, &[usize])] = match config.arrangement {
@@ -206,7 +247,7 @@ fn separators(weights: &mut TowerWeights<'_>, config: &VisionConfig) -> Result<V
     Ok(all)
 }
 
-fn deep_projectors(weights: &mut TowerWeights<'_>, config: &VisionConfig) -> Result<Vec<Projector>, EngineError> {
+fn deep_projectors(weights: &mut TowerWeights<'_>, config: &MediaConfig) -> Result<Vec<Projector>, EngineError> {
     let projector = |deep: &config::DeepStack| {
         let places: Vec<_> = config.places.tower.iter().map(|place| format!("{place}{}", deep.place)).collect();
         Projector::new(weights, &places, &deep.projector, &config.tower)
@@ -214,7 +255,20 @@ fn deep_projectors(weights: &mut TowerWeights<'_>, config: &VisionConfig) -> Res
     config.deep.iter().map(projector).collect()
 }
 
-impl VisionConfig {
+impl MediaConfig {
+    /// What it encodes.
+    pub(crate) fn kind(&self) -> MediaKind {
+        match self.processor {
+            MediaProcessor::Images(_) => MediaKind::Image,
+            MediaProcessor::Sounds(_) => MediaKind::Sound,
+        }
+    }
+
+    /// How images become the encoder's input, if it takes images.
+    pub(crate) fn images_mut(&mut self) -> Option<&mut images::Processor> {
+        if let MediaProcessor::Images(processor) = &mut self.processor { Some(processor) } else { None }
+    }
+
     /// Whether the tower has positions for these tiles.
     fn check_tiles(&self, image: &Processed) -> Result<(), EngineError> {
         if let config::Positions::Axes { side, .. } = self.tower.positions {
@@ -239,22 +293,22 @@ impl VisionConfig {
         })
     }
 
-    /// Vectors of a row of an image.
+    /// Vectors of a row of an item.
     pub(crate) fn num_planes(&self) -> usize {
         1 + self.deep.len()
     }
 
     /// Rows that a tile of full size becomes, of a tower whose tiles all have one, or whose processor has a bound.
     pub(crate) fn rows_of_tile(&self) -> usize {
-        if let Some(most) = self.processor.max_tokens {
+        if let MediaProcessor::Images(images::Processor { max_tokens: Some(most), .. }) = self.processor {
             return most;
         }
         let config::Positions::Learned { side } = self.tower.positions else { return 0 };
-        let rows = side / self.projector.regroup.side(side).max(1);
+        let rows = side / self.projector.regroup.sides(side)[0].max(1);
         rows * rows
     }
 
-    /// Bytes of the encoder's activations for its largest image.
+    /// Bytes of the encoder's activations for its largest input.
     pub(crate) fn activation_bytes(&self) -> u64 {
         self.tower.activation_bytes(tower::MAX_ROWS)
     }
@@ -264,7 +318,7 @@ impl VisionConfig {
         let tower = &self.tower;
         WorkspaceShape {
             num_tokens: shape.num_tokens.max(tower::MAX_ROWS),
-            hidden_size: shape.hidden_size.max(tower.hidden_size),
+            hidden_size: shape.hidden_size.max(tower.hidden_size).max(tower.frame_columns()),
             intermediate_size: shape.intermediate_size.max(tower.intermediate_size),
             ..shape
         }

@@ -5,11 +5,11 @@ use device::{Activation, NormKind};
 use super::Reader;
 use crate::{
     EngineError,
-    model::fields::Fields,
-    vision::config::{
-        PatchLayout, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, Regroup, TowerConfig, TowerNames,
-        VisionConfig,
+    media::config::{
+        MediaConfig, PatchLayout, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer, Regroup, TowerConfig,
+        TowerNames,
     },
+    model::fields::Fields,
 };
 
 const NAMES: TowerNames = TowerNames {
@@ -31,15 +31,15 @@ const NAMES: TowerNames = TowerNames {
 
 const PLACES: Places = Places { tower: &["vision_model."], projector: &[""], newline: &[] };
 
-pub(super) fn llama4(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
-    let theta = match reader.vision.child("rope_parameters")? {
+pub(super) fn llama4(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
+    let theta = match reader.encoder.child("rope_parameters")? {
         Some(rope) => rope.number("rope_theta")?,
-        None => reader.vision.number("rope_theta")?,
+        None => reader.encoder.number("rope_theta")?,
     };
     let tower = reader.clip([768, 5632, 34, 16, 448, 14], "gelu", 1e-5)?;
     let Positions::Learned { side } = tower.positions else { unreachable!("the same as a CLIP's") };
-    let square = Reader::square(&reader.vision, "pixel_shuffle_ratio", side)?;
-    reader.vision.only_text("vision_feature_select_strategy", "default")?;
+    let square = Reader::square(&reader.encoder, "pixel_shuffle_ratio", side)?;
+    reader.encoder.only_text("vision_feature_select_strategy", "default")?;
     // The sizes and the kind of norm that the file need not say are those of the code, which has no keys for them.
     let tower = TowerConfig {
         eps: 1e-5,
@@ -60,5 +60,5 @@ pub(super) fn llama4(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineErro
         reader.last("multi_modal_projector.linear_1"),
     ];
     let projector = ProjectorConfig { norm: None, regroup: Regroup::Squares(square), late_norm: None, layers };
-    Ok(VisionConfig { placeholder: Placeholder::Canvas, places: PLACES, ..reader.config("llama4", tower, projector)? })
+    Ok(MediaConfig { placeholder: Placeholder::Canvas, places: PLACES, ..reader.config("llama4", tower, projector)? })
 }

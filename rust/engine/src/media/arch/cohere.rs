@@ -5,15 +5,15 @@ use device::{Activation, NormKind};
 use super::Reader;
 use crate::{
     EngineError,
-    model::fields::Fields,
-    vision::config::{
-        Placeholder, Positions, ProjectorConfig, ProjectorGate, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig, VisionConfig,
+    media::config::{
+        MediaConfig, Placeholder, Positions, ProjectorConfig, ProjectorGate, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig,
     },
+    model::fields::Fields,
 };
 
 /// What both have in common, with the usual sizes of the tower.
 fn siglip(reader: &Reader<'_, '_>, usual: [usize; 6], inner_size: usize) -> Result<(TowerConfig, ProjectorConfig), EngineError> {
-    reader.vision.only_text("model_type", "siglip_vision_model")?;
+    reader.encoder.only_text("model_type", "siglip_vision_model")?;
     let tower = reader.clip(usual, "gelu_pytorch_tanh", 1e-6)?;
     let Positions::Learned { side } = tower.positions else { unreachable!("the tower is a SigLIP") };
     let factor = reader.whole.size("downsample_factor")?.unwrap_or(2);
@@ -32,7 +32,7 @@ fn siglip(reader: &Reader<'_, '_>, usual: [usize; 6], inner_size: usize) -> Resu
 }
 
 /// Aya Vision.
-pub(super) fn aya_vision(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+pub(super) fn aya_vision(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
     let inner_size = reader.whole.size("alignment_intermediate_size")?.unwrap_or(reader.decoder.hidden_size);
     let (tower, mut projector) = siglip(reader, [1152, 4304, 26, 14, 384, 14], inner_size)?;
     reader.whole.only_text("vision_feature_select_strategy", "full")?;
@@ -41,15 +41,17 @@ pub(super) fn aya_vision(reader: &Reader<'_, '_>) -> Result<VisionConfig, Engine
     projector.late_norm = Some(ProjectorNorm { name: "layernorm", kind: NormKind::Layer, eps, offset: 0.0 });
     let tower = TowerConfig { num_layers, has_post_norm: false, ..tower };
     let mut config = reader.config("aya_vision", tower, projector)?;
-    config.processor.split = true;
-    Ok(VisionConfig { placeholder: Placeholder::Numbered, ..config })
+    if let Some(processor) = config.images_mut() {
+        processor.split = true;
+    }
+    Ok(MediaConfig { placeholder: Placeholder::Numbered, ..config })
 }
 
 /// Command A Vision.
-pub(super) fn cohere2_vision(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+pub(super) fn cohere2_vision(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
     let inner_size = reader.whole.size("alignment_intermediate_size")?.unwrap_or(36_864);
     let (tower, projector) = siglip(reader, [1152, 3072, 27, 12, 512, 16], inner_size)?;
     let placeholder =
         Placeholder::Wrapped { before: "<|START_OF_IMG|>", behind_tile: "<|IMG_LINE_BREAK|>", after: "<|END_OF_IMG|>" };
-    Ok(VisionConfig { placeholder, ..reader.config("cohere2_vision", tower, projector)? })
+    Ok(MediaConfig { placeholder, ..reader.config("cohere2_vision", tower, projector)? })
 }

@@ -1,4 +1,4 @@
-//! A vision transformer over the phases of the decoder: each tile is a request whose rows are its patches, which all see each
+//! A transformer over the phases of the decoder: each tile is a request whose rows are its patches, which all see each
 //! other, over a KV storage of one layer that every layer writes anew.
 
 use device::{
@@ -10,6 +10,7 @@ use images::Tile;
 use super::{
     bounded::Bounds,
     config::{InnerNorms, Positions, Standard, TowerConfig},
+    frames::{Convolutions, STRIDE, WIDTH},
     grid::{Grid, learned, read_patch, rope_table},
     weights::TowerWeights,
 };
@@ -24,7 +25,7 @@ const BLOCK_SIZE: usize = 32;
 pub(crate) struct Tower {
     pub(super) config: TowerConfig,
     precision: Precision,
-    patch: Linear,
+    stem: Stem,
     /// `[side * side, hidden_size]`, behind that of the class row if there is one.
     positions: Option<Constant>,
     class: Option<Constant>,
@@ -34,6 +35,14 @@ pub(crate) struct Tower {
     standard: Option<(f32, Option<[Constant; 2]>)>,
     layers: Vec<TowerLayer>,
     buffers: Option<Buffers>,
+}
+
+/// From tiles to hidden states.
+enum Stem {
+    /// A matrix over the values of a patch.
+    Patches(Linear),
+    /// Of a tower that hears.
+    Frames(Convolutions),
 }
 
 /// Norms within a layer.
@@ -60,7 +69,8 @@ pub(super) struct TowerLayer {
 
 /// Activations; rows are patches.
 pub(super) struct Buffers {
-    patches: Tensor,
+    /// What a matrix over patches takes.
+    patches: Option<Tensor>,
     pub(super) hidden: Tensor,
     pub(super) q: Tensor,
     pub(super) k: Tensor,
@@ -88,7 +98,21 @@ impl TowerConfig {
 
     /// Values of a patch, of one frame.
     fn patch_len(&self) -> usize {
-        3 * self.patch_size * self.patch_size
+        if self.frames.is_some() { 0 } else { 3 * self.patch_size * self.patch_size }
+    }
+
+    /// Columns of the widest product before the layers, of a tower that hears.
+    pub(crate) fn frame_columns(&self) -> usize {
+        self.frames.map_or(0, |frames| WIDTH * frames.num_mel_bins.max(self.hidden_size))
+    }
+
+    /// Bytes of what comes before the layers, of a tower that hears: of one chunk.
+    fn frame_bytes(&self) -> u64 {
+        let (Some(frames), Positions::Line { len }) = (self.frames, &self.positions) else { return 0 };
+        let first = STRIDE * (WIDTH * frames.num_mel_bins + 2 * self.hidden_size);
+        let second = (WIDTH + 2) * self.hidden_size;
+        // What is put together, and a copy where phases read it.
+        (2 * len * (first + second) * size_of::<f32>()) as u64
     }
 
     /// Where the learned vectors of the row before the patches, and of the first patch, lie.
@@ -104,9 +128,17 @@ impl TowerConfig {
         usize::from(self.has_class)
     }
 
-    /// The grid of a tile of so many pixels.
-    pub(crate) fn grid(&self, height: usize, width: usize) -> Grid {
-        Grid::new([height / self.patch_size, width / self.patch_size], self.windows.as_ref())
+    /// Rows and columns of patches of a tile; of a sound's frames one row.
+    pub(crate) fn patches(&self, tile: &Tile) -> [usize; 2] {
+        match self.frames {
+            Some(_) => [tile.height, tile.width / STRIDE],
+            None => [tile.height / self.patch_size, tile.width / self.patch_size],
+        }
+    }
+
+    /// The grid of a tile.
+    pub(crate) fn grid(&self, tile: &Tile) -> Grid {
+        Grid::new(self.patches(tile), self.windows.as_ref())
     }
 
     fn kv_spec(&self, num_blocks: usize, dtype: KvDType) -> Result<KvCacheSpec, EngineError> {
@@ -120,7 +152,7 @@ impl TowerConfig {
         let bounded = if self.is_bounded { self.hidden_size.max(self.intermediate_size) + self.intermediate_size } else { 0 };
         let columns = self.patch_len() + 5 * self.hidden_size + self.intermediate_size + bounded;
         let kv = self.kv_spec(max_rows.div_ceil(BLOCK_SIZE), KvDType::F32).ok().and_then(|spec| spec.total_bytes()).unwrap_or(0);
-        (columns * max_rows * size_of::<f32>()) as u64 + kv
+        (columns * max_rows * size_of::<f32>()) as u64 + kv + self.frame_bytes()
     }
 }
 
@@ -133,7 +165,8 @@ impl Tower {
     ) -> Result<Self, EngineError> {
         let names = config.names;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let place = weights.place(places, &format!("{}.weight", names.patch))?;
+        let first = config.frames.map_or(names.patch, |frames| frames.names[0]);
+        let place = weights.place(places, &format!("{first}.weight"))?;
         let named = |name: &str| format!("{place}{name}");
         let kind = (config.norm, config.eps, 0.0);
         let mut layers = Vec::with_capacity(config.num_layers);
@@ -175,6 +208,7 @@ impl Tower {
                 let num = side * side + config.num_class_rows();
                 Some(weights.constant(&named(names.positions), &[num, hidden])?)
             }
+            Positions::Line { len } => Some(weights.constant(&named(names.positions), &[len, hidden])?),
             Positions::Axes { side, .. } => Some(weights.constant(&named(names.positions), &[2, side, hidden])?),
             Positions::Rotary { .. } => None,
         };
@@ -185,11 +219,18 @@ impl Tower {
             }
             other => other.map(|standard| (standard.factor, None)),
         };
+        let stem = match &config.frames {
+            Some(frames) => Stem::Frames(Convolutions::new(weights, frames, hidden, &named)?),
+            None => {
+                let shape = [config.num_frames, config.patch_size];
+                Stem::Patches(weights.patches(&named(names.patch), hidden, config.patch_layout, shape)?)
+            }
+        };
         let mut norm = |is_there: bool, name| is_there.then(|| weights.norm(&named(name), hidden, kind)).transpose();
         Ok(Self {
             pre_norm: norm(config.has_pre_norm, names.pre_norm)?,
             post_norm: norm(config.has_post_norm, names.post_norm)?,
-            patch: weights.patches(&named(names.patch), hidden, config.patch_layout, [config.num_frames, config.patch_size])?,
+            stem,
             class: config.has_class.then(|| weights.constant(&named(names.class), &[hidden])).transpose()?,
             positions,
             standard,
@@ -241,7 +282,10 @@ impl Tower {
         let kv_dtype = if is_fast { KvDType::BF16 } else { KvDType::F32 };
         let alloc = |cols| backend.alloc(max_rows, cols);
         Ok(Buffers {
-            patches: alloc(self.patch.in_features)?,
+            patches: match &self.stem {
+                Stem::Patches(patch) => Some(alloc(patch.in_features)?),
+                Stem::Frames(_) => None,
+            },
             hidden: alloc(hidden)?,
             q: alloc(hidden)?,
             k: alloc(hidden)?,
@@ -269,7 +313,7 @@ impl Tower {
     ) -> Result<Vec<Vec<Vec<f32>>>, EngineError> {
         let pass = self.steps(tiles);
         let mut buffers = self.reserve(backend, num_rows, num_blocks(&pass.tiles).max(num_blocks(&pass.windows)))?;
-        self.embed(backend, tiles, &mut buffers, num_rows);
+        self.embed(backend, tiles, &mut buffers, num_rows)?;
         let mut outputs = vec![Vec::with_capacity(taken.len() + 1); tiles.len()];
         let mut begun = None;
         for (number, layer) in self.layers.iter().enumerate() {
@@ -310,9 +354,30 @@ impl Tower {
         }
     }
 
-    /// Patches as hidden states, with their positions.
-    fn embed(&self, backend: &dyn Backend, tiles: &[(&Tile, &Grid)], buffers: &mut Buffers, num_rows: usize) {
+    /// Patches as hidden states, those of rows before them being of no meaning.
+    fn patches(
+        &self,
+        backend: &dyn Backend,
+        tiles: &[(&Tile, &Grid)],
+        buffers: &mut Buffers,
+        num_rows: usize,
+    ) -> Result<(), EngineError> {
         let Buffers { patches, hidden, .. } = buffers;
+        let patch = match &self.stem {
+            Stem::Patches(patch) => patch,
+            Stem::Frames(convolutions) => {
+                hidden.set_rows(num_rows);
+                let mut row = 0;
+                for (tile, _) in tiles {
+                    for states in convolutions.run(backend, tile)?.chunks_exact(self.config.hidden_size) {
+                        hidden.row_mut(row).copy_from_slice(states);
+                        row += 1;
+                    }
+                }
+                return Ok(());
+            }
+        };
+        let patches = patches.as_mut().expect("buffers of a tower that sees");
         patches.set_rows(num_rows);
         let mut row = 0;
         for (tile, grid) in tiles {
@@ -327,8 +392,21 @@ impl Tower {
         }
         backend.store(patches);
         let step = StepMetadata::default();
-        backend.norm_linear(patches, None, &mut [Projection { linear: &self.patch, out: hidden }], &step);
+        backend.norm_linear(patches, None, &mut [Projection { linear: patch, out: hidden }], &step);
         backend.fetch(hidden);
+        Ok(())
+    }
+
+    /// The same, with their positions.
+    fn embed(
+        &self,
+        backend: &dyn Backend,
+        tiles: &[(&Tile, &Grid)],
+        buffers: &mut Buffers,
+        num_rows: usize,
+    ) -> Result<(), EngineError> {
+        self.patches(backend, tiles, buffers, num_rows)?;
+        let hidden = &mut buffers.hidden;
         let add = |row: &mut [f32], index: usize, weight: f32| {
             let Some(positions) = &self.positions else { return };
             let position = &positions[index * row.len()..];
@@ -360,6 +438,7 @@ impl Tower {
             norm(hidden);
         }
         backend.store(hidden);
+        Ok(())
     }
 
     fn layer(

@@ -126,17 +126,17 @@ fn product(
 fn regroup(regroup: Regroup, hidden: &[f32], grid: &Grid) -> Vec<f32> {
     let cols = hidden.len() / grid.len();
     let row_of_place = grid.row_of_place();
-    let side = regroup.side(grid.height);
+    let [down, across] = regroup.sides(grid.height);
     let patch = |y: usize, x: usize| &hidden[row_of_place[y * grid.width + x] * cols..][..cols];
     let mut out = Vec::with_capacity(hidden.len());
-    for (top, left) in (0..grid.height / side).flat_map(|y| (0..grid.width / side).map(move |x| (y * side, x * side))) {
-        let square = || (0..side).flat_map(move |dy| (0..side).map(move |dx| patch(top + dy, left + dx)));
+    for (top, left) in (0..grid.height / down).flat_map(|y| (0..grid.width / across).map(move |x| (y * down, x * across))) {
+        let square = || (0..down).flat_map(move |dy| (0..across).map(move |dx| patch(top + dy, left + dx)));
         match regroup {
-            Regroup::Each | Regroup::Squares(_) => square().for_each(|patch| out.extend_from_slice(patch)),
+            Regroup::Each | Regroup::Runs(_) | Regroup::Squares(_) => square().for_each(|patch| out.extend_from_slice(patch)),
             Regroup::Interleaved(_) => out.extend((0..cols).flat_map(|col| square().map(move |patch| patch[col]))),
             Regroup::Means(_) | Regroup::MeansOf(_) => out.extend((0..cols).map(|col| {
                 let sum: f32 = square().map(|patch| patch[col]).sum();
-                sum / (side * side) as f32
+                sum / (down * across) as f32
             })),
         }
     }
@@ -154,6 +154,7 @@ mod tests {
         let hidden: Vec<f32> = grid.places.iter().flat_map(|(y, x)| [(10 * y + x) as f32, (100 * y + x) as f32]).collect();
         assert_eq!(regroup(Regroup::Each, &hidden, &grid), hidden);
         assert_eq!(regroup(Regroup::Squares(2), &hidden, &grid)[..8], [0.0, 0.0, 1.0, 1.0, 10.0, 100.0, 11.0, 101.0]);
+        assert_eq!(regroup(Regroup::Runs(4), &hidden, &grid), hidden);
         assert_eq!(regroup(Regroup::Interleaved(2), &hidden, &grid)[8..], [2.0, 3.0, 12.0, 13.0, 2.0, 3.0, 102.0, 103.0]);
         assert_eq!(regroup(Regroup::Means(1), &hidden, &grid), [5.5, 50.5, 7.5, 52.5]);
     }

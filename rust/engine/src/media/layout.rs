@@ -1,15 +1,15 @@
-//! How many rows of a prompt an image takes, which they are, and what text stands for them.
+//! How many rows of a prompt an image or a sound takes, which they are, and what text stands for them.
 
 use std::fmt::Write;
 
 use images::{Processed, Tile};
 
-use super::config::{Arrangement, Placeholder, VisionConfig};
+use super::config::{Arrangement, MediaConfig, Placeholder};
 use crate::Tokenizer;
 
-/// What an image becomes in a prompt.
+/// What an image, or a chunk of a sound, becomes in a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ImageLayout {
+pub(crate) struct ItemLayout {
     /// Vectors.
     pub(crate) num_rows: usize,
     /// Vectors of each tile, the whole image among them.
@@ -22,15 +22,15 @@ pub(crate) struct ImageLayout {
     unpadded: [std::ops::Range<usize>; 2],
 }
 
-impl ImageLayout {
-    pub(crate) fn new(config: &VisionConfig, image: &Processed) -> Self {
+impl ItemLayout {
+    pub(crate) fn new(config: &MediaConfig, image: &Processed) -> Self {
         let Some(tile) = image.tiles.first() else {
             return Self { num_rows: 0, of_tiles: Vec::new(), of_tile: [0; 2], tiles: [0; 2], unpadded: [0..0, 0..0] };
         };
         let vectors = |tile: &Tile| {
-            let patches = [tile.height, tile.width].map(|pixels| pixels / config.tower.patch_size);
-            let side = config.projector.regroup.side(patches[0]).max(1);
-            patches.map(|patches| patches / side)
+            let [height, width] = config.tower.patches(tile);
+            let [down, across] = config.projector.regroup.sides(height);
+            [height / down.max(1), width / across.max(1)]
         };
         let of_tile = vectors(tile);
         let rows = |tile| config.resampler.map_or_else(|| vectors(tile).iter().product(), |resampler| resampler.num_latents);
@@ -52,7 +52,7 @@ impl ImageLayout {
 
     /// The vectors in their order in a prompt, of those of the tiles, `[tiles][rows, cols]`. `separators` are those of the
     /// encoder itself: the one behind rows, and perhaps the one between the parts.
-    pub(crate) fn arrange(&self, config: &VisionConfig, tiles: &[Vec<f32>], separators: &[f32]) -> Vec<f32> {
+    pub(crate) fn arrange(&self, config: &MediaConfig, tiles: &[Vec<f32>], separators: &[f32]) -> Vec<f32> {
         let [height, width] = self.of_tile;
         match config.arrangement {
             Arrangement::Tiles => tiles.concat(),
@@ -88,7 +88,7 @@ impl ImageLayout {
     }
 }
 
-impl ImageLayout {
+impl ItemLayout {
     /// The text of LFM2-VL, by the token of a vector.
     fn cells(&self, token: &str) -> String {
         let [rows, columns] = self.tiles;
@@ -149,32 +149,42 @@ const AROUND: &str = "<fake_token_around_image>";
 /// What a chat template writes for an image of Llama 4, and its prompt before the whole image.
 const WHOLE: &str = "<|image|>";
 
-impl VisionConfig {
-    /// A prompt with all its expansions, in which one of two fences that meet is left out.
+impl MediaConfig {
+    /// A prompt with all its expansions, in which one of two fences, or beginnings, that meet is left out.
     pub(crate) fn joined(&self, text: String) -> String {
-        if self.placeholder == Placeholder::Fenced { text.replace(&AROUND.repeat(2), AROUND) } else { text }
+        match self.placeholder {
+            Placeholder::Fenced => text.replace(&AROUND.repeat(2), AROUND),
+            Placeholder::Begun(before) => text.replace(&before.repeat(2), before),
+            _ => text,
+        }
     }
 
-    /// The text that a chat template writes for an image.
+    /// The text that a chat template writes for an image or a sound.
     pub(crate) fn replaced(&self, tokenizer: &Tokenizer) -> String {
         match self.placeholder {
             Placeholder::Between { replaced, .. } => tokenizer.token_text(replaced),
             Placeholder::Canvas => WHOLE.to_owned(),
             Placeholder::Numbered => "<image>".to_owned(),
-            _ => tokenizer.token_text(self.image_token_id),
+            _ => tokenizer.token_text(self.token_id),
         }
     }
 
-    /// What comes in its place.
-    pub(crate) fn expansion(&self, tokenizer: &Tokenizer, image: &ImageLayout) -> String {
-        let token = tokenizer.token_text(self.image_token_id);
+    /// What comes in its place, of the chunks of a sound.
+    pub(crate) fn expansion_of_chunks<'a>(&self, tokenizer: &Tokenizer, chunks: impl Iterator<Item = &'a ItemLayout>) -> String {
+        let before = if let Placeholder::Begun(before) = self.placeholder { before } else { "" };
+        before.to_owned() + &tokenizer.token_text(self.token_id).repeat(chunks.map(|chunk| chunk.num_rows).sum())
+    }
+
+    /// What comes in its place, of an image.
+    pub(crate) fn expansion(&self, tokenizer: &Tokenizer, image: &ItemLayout) -> String {
+        let token = tokenizer.token_text(self.token_id);
         let [rows, cols] = image.of_tile;
         match &self.placeholder {
             Placeholder::Fenced => {
                 let tiles: Vec<_> = image.of_tiles.iter().map(|rows| token.repeat(*rows)).collect();
                 format!("{AROUND}{}{AROUND}", tiles.join(AROUND))
             }
-            Placeholder::Repeated => token.repeat(image.num_rows),
+            Placeholder::Repeated | Placeholder::Begun(_) => token.repeat(image.num_rows),
             Placeholder::Enclosed { before, after } => {
                 let [before, after] = [*before, *after].map(|id| tokenizer.token_text(id));
                 format!("{before}{}{after}", token.repeat(image.num_rows))

@@ -63,6 +63,7 @@ pub(crate) fn read_patch(tile: &Tile, (y, x): (usize, usize), side: usize, out: 
 /// Which of the learned vectors a patch of a tile takes, with their weights; none where positions are not learned.
 pub(crate) fn learned(positions: &Positions, grid: &Grid, (y, x): (usize, usize)) -> Vec<(usize, f32)> {
     match *positions {
+        Positions::Line { .. } => vec![(x, 1.0)],
         Positions::Learned { side } | Positions::Turned { side, .. } => vec![(y * side + x, 1.0)],
         Positions::Fractions { side } => vec![(bucket(y, grid.height, side) * side + bucket(x, grid.width, side), 1.0)],
         Positions::Interpolated { side, .. } => {
@@ -137,7 +138,9 @@ pub(crate) fn rope_table(positions: &Positions, places: &[Option<(usize, usize)>
         | Positions::Cubic { theta, .. }
         | Positions::Turned { theta, .. }
         | Positions::Axes { theta, .. } => (theta, false),
-        Positions::Learned { .. } | Positions::Fractions { .. } | Positions::Resized { .. } => return None,
+        Positions::Line { .. } | Positions::Learned { .. } | Positions::Fractions { .. } | Positions::Resized { .. } => {
+            return None;
+        }
     };
     let is_turned = matches!(positions, Positions::Turned { .. });
     let quarter = head_dim / 4;

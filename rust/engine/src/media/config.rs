@@ -1,10 +1,11 @@
-//! What a vision encoder is like, whatever file says so.
+//! What an encoder of images or of sounds is like, whatever file says so.
 
 use device::{Activation, NormKind};
 
-/// A vision encoder, and how its outputs come into a prompt.
+/// An encoder of images or of sounds, and how its outputs come into a prompt. A chunk of a sound is to it a tile of one row, whose
+/// patches are frames.
 #[derive(Clone, Debug, PartialEq)]
-pub struct VisionConfig {
+pub struct MediaConfig {
     /// HF `model_type` of the whole model.
     pub architecture: &'static str,
     /// From patches to hidden states.
@@ -18,10 +19,10 @@ pub struct VisionConfig {
     pub deep: Vec<DeepStack>,
     /// How the rows of an image's tiles follow each other in a prompt.
     pub arrangement: Arrangement,
-    /// The text that stands for an image in a prompt.
+    /// The text that stands for an image or a sound in a prompt.
     pub placeholder: Placeholder,
     /// The token in whose places the vectors go.
-    pub image_token_id: u32,
+    pub token_id: u32,
     /// The rows of an image see each other in the decoder, in the layers that [`Self::spans_in_windows`] leaves.
     pub sees_spans: bool,
     /// They do so in layers with a window alone.
@@ -30,11 +31,30 @@ pub struct VisionConfig {
     pub places: Places,
     /// Its weights have a file of their own (`mmproj`), in which no tensor may be left over.
     pub has_own_file: bool,
-    /// How an image becomes the encoder's input.
-    pub processor: images::Processor,
+    /// How an image or a sound becomes the encoder's input.
+    pub processor: MediaProcessor,
 }
 
-/// A vision transformer (Dosovitskiy et al. 2020, arXiv:2010.11929).
+/// What makes an encoder's input.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MediaProcessor {
+    /// Of images.
+    Images(images::Processor),
+    /// Of sounds.
+    Sounds(audio::Processor),
+}
+
+/// What comes before the layers of a tower that hears: two convolutions over time with GELU behind each, of which the second takes
+/// every other place (Whisper, arXiv:2212.04356).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frames {
+    /// Values of a frame of the features.
+    pub num_mel_bins: usize,
+    /// The names of the convolutions.
+    pub names: [&'static str; 2],
+}
+
+/// A vision transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), or one like it that hears.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TowerConfig {
     /// Width of the residual stream.
@@ -47,6 +67,8 @@ pub struct TowerConfig {
     pub num_layers: usize,
     /// Side of a patch in pixels.
     pub patch_size: usize,
+    /// Instead of patches, the frames of a sound.
+    pub frames: Option<Frames>,
     /// How the matrix over patches lies in files.
     pub patch_layout: PatchLayout,
     /// Frames that a patch has (Qwen2-VL): of an image the same one so many times.
@@ -117,6 +139,11 @@ pub enum PatchLayout {
 /// How patches know where they are.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Positions {
+    /// Vectors that are added, one for each of so many frames of a sound.
+    Line {
+        /// Frames of a chunk.
+        len: usize,
+    },
     /// Vectors that are added, for tiles of `side` by `side` patches.
     Learned {
         /// Patches along a side.
@@ -290,7 +317,9 @@ pub enum Regroup {
     Each,
     /// A square of so many by so many, one behind the other, row by row (pixel shuffle).
     Squares(usize),
-    /// The same, where each value of all of them comes before the next value.
+    /// So many that follow each other in a row.
+    Runs(usize),
+    /// As `Squares`, where each value of all of them comes before the next value.
     Interleaved(usize),
     /// Their mean, over squares of which there are so many along a side of the tile.
     Means(usize),
@@ -299,12 +328,13 @@ pub enum Regroup {
 }
 
 impl Regroup {
-    /// Patches along a side of what becomes a row, of a tile of so many along its own.
-    pub fn side(self, of_tile: usize) -> usize {
+    /// Patches along the sides of what becomes a row, of a tile of so many along its height.
+    pub fn sides(self, of_tile: usize) -> [usize; 2] {
         match self {
-            Self::Each => 1,
-            Self::Squares(side) | Self::Interleaved(side) | Self::MeansOf(side) => side,
-            Self::Means(num) => of_tile / num.max(1),
+            Self::Each => [1; 2],
+            Self::Runs(len) => [1, len],
+            Self::Squares(side) | Self::Interleaved(side) | Self::MeansOf(side) => [side; 2],
+            Self::Means(num) => [of_tile / num.max(1); 2],
         }
     }
 
@@ -312,6 +342,7 @@ impl Regroup {
     pub fn columns(self, hidden: usize) -> usize {
         match self {
             Self::Each | Self::Means(_) | Self::MeansOf(_) => hidden,
+            Self::Runs(len) => hidden * len,
             Self::Squares(side) | Self::Interleaved(side) => hidden * side * side,
         }
     }
@@ -333,11 +364,13 @@ pub enum Arrangement {
     },
 }
 
-/// The text that stands for an image.
+/// The text that stands for an image or a sound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placeholder {
-    /// The image token, as often as there are vectors.
+    /// The token of the image or the sound, as often as there are vectors.
     Repeated,
+    /// The same behind a text, unless it stands there already (Voxtral).
+    Begun(&'static str),
     /// The same between two texts, in place of a text.
     Between {
         /// What is replaced: a special token of the tokenizer, by its id.

@@ -9,11 +9,11 @@ use super::{
 };
 use crate::{
     EngineError,
-    model::fields::Fields,
-    vision::config::{
-        Placeholder, Places, Positions, ProjectorConfig, ProjectorGate, ProjectorLayer, ProjectorLayout, ProjectorNorm, Regroup,
-        TowerConfig, TowerNames, VisionConfig,
+    media::config::{
+        MediaConfig, Placeholder, Places, Positions, ProjectorConfig, ProjectorGate, ProjectorLayer, ProjectorLayout,
+        ProjectorNorm, Regroup, TowerConfig, TowerNames,
     },
+    model::fields::Fields,
 };
 
 const NAMES: TowerNames = TowerNames {
@@ -23,11 +23,11 @@ const NAMES: TowerNames = TowerNames {
     ..QWEN2_5
 };
 
-pub(super) fn glm4v(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+pub(super) fn glm4v(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
     let tower = qwen_tower(reader, reader.size("hidden_size", 1536)?)?;
     let Positions::Rotary { theta, .. } = tower.positions else { unreachable!("a tower of Qwen's rotates") };
     let side = reader.edge("image_size", 336)? / tower.patch_size.max(1);
-    let activation = Reader::activation(&reader.vision, "hidden_act", "silu")?;
+    let activation = Reader::activation(&reader.encoder, "hidden_act", "silu")?;
     let width = reader.size("out_hidden_size", 4096)?;
     let inner = reader.size("intermediate_size", 13_696)?;
     let tower = TowerConfig {
@@ -60,9 +60,9 @@ pub(super) fn glm4v(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError
     ];
     if width != reader.decoder.hidden_size {
         let why = format!("is {width}, and the language model has {} columns", reader.decoder.hidden_size);
-        return Err(reader.vision.error("out_hidden_size", why));
+        return Err(reader.encoder.error("out_hidden_size", why));
     }
     let projector = ProjectorConfig { norm: None, regroup: Regroup::Interleaved(merge), late_norm: None, layers };
     let places = Places { projector: PLACES.tower, ..PLACES };
-    Ok(VisionConfig { placeholder: Placeholder::Repeated, places, ..reader.config("glm4v", tower, projector)? })
+    Ok(MediaConfig { placeholder: Placeholder::Repeated, places, ..reader.config("glm4v", tower, projector)? })
 }

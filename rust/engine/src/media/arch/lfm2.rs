@@ -5,18 +5,18 @@ use device::NormKind;
 use super::{PLACES, Reader};
 use crate::{
     EngineError,
-    model::fields::Fields,
-    vision::config::{
-        PatchLayout, Placeholder, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig, VisionConfig,
+    media::config::{
+        MediaConfig, PatchLayout, Placeholder, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig,
     },
+    model::fields::Fields,
 };
 
-pub(super) fn lfm2_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
-    reader.vision.only_text("model_type", "siglip2_vision_model")?;
+pub(super) fn lfm2_vl(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
+    reader.encoder.only_text("model_type", "siglip2_vision_model")?;
     let num_patches = reader.size("num_patches", 256)?;
     let side = num_patches.isqrt();
     if side * side != num_patches {
-        return Err(reader.vision.error("num_patches", format!("is {num_patches}, which is no square")));
+        return Err(reader.encoder.error("num_patches", format!("is {num_patches}, which is no square")));
     }
     let tower = reader.clip([768, 3072, 12, 12, 224, 16], "gelu_pytorch_tanh", 1e-6)?;
     let num_layers = Reader::layers_up_to(reader.whole, "vision_feature_layer", tower.num_layers, -1)?;
@@ -40,5 +40,5 @@ pub(super) fn lfm2_vl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineErr
         late_norm: has_norm.then_some(norm),
         layers: vec![first, reader.last("linear_2")],
     };
-    Ok(VisionConfig { placeholder: Placeholder::Cells, places: PLACES, ..reader.config("lfm2_vl", tower, projector)? })
+    Ok(MediaConfig { placeholder: Placeholder::Cells, places: PLACES, ..reader.config("lfm2_vl", tower, projector)? })
 }

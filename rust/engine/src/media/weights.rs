@@ -1,4 +1,4 @@
-//! The weights of a vision encoder, by the names that its checkpoint has for them.
+//! The weights of an encoder, by the names that its checkpoint has for them.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
@@ -62,7 +62,7 @@ impl<'a> TowerWeights<'a> {
             return Ok(place.to_owned());
         }
         let names: Vec<_> = places.iter().map(|place| format!("`{}{name}`", place.as_ref())).collect();
-        Err(self.error(&format!("there is no image encoder: none of the tensors {}", names.join(", "))))
+        Err(self.error(&format!("there is no encoder: none of the tensors {}", names.join(", "))))
     }
 
     /// A matrix `[rows, cols]` with its bias, if it has one.
@@ -109,6 +109,17 @@ impl<'a> TowerWeights<'a> {
         let values = self.values(&weight, &[rows, cols / (side * side).max(1), side, side])?;
         let bias = self.optional(&format!("{name}.bias"), rows)?;
         self.keep(weight, &of_floats(&values, rows, cols)?, bias)
+    }
+
+    /// A convolution over `width` rows that follow each other, as a matrix over the values of these rows one behind the other,
+    /// with its bias.
+    pub(crate) fn over_time(&mut self, name: &str, [rows, cols]: [usize; 2], width: usize) -> Result<Linear, EngineError> {
+        let weight = format!("{name}.weight");
+        let stored = self.values(&weight, &[rows, cols, width])?;
+        let value = |at: usize| stored[at / (width * cols) * width * cols + at % cols * width + at / cols % width];
+        let values: Vec<f32> = (0..stored.len()).map(value).collect();
+        let bias = self.optional(&format!("{name}.bias"), rows)?;
+        self.keep(weight, &of_floats(&values, rows, width * cols)?, bias)
     }
 
     /// A square matrix for heads whose rows that rotate together are neighbours in the file, with these half a head apart.

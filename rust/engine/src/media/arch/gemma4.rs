@@ -5,11 +5,11 @@ use device::NormKind;
 use super::Reader;
 use crate::{
     EngineError,
-    model::{config::AttentionConfig, fields::Fields},
-    vision::config::{
-        InnerNorms, PatchLayout, Placeholder, Places, Positions, ProjectorConfig, ProjectorNorm, Regroup, Standard, TowerConfig,
-        TowerNames, VisionConfig,
+    media::config::{
+        InnerNorms, MediaConfig, PatchLayout, Placeholder, Places, Positions, ProjectorConfig, ProjectorNorm, Regroup, Standard,
+        TowerConfig, TowerNames,
     },
+    model::{config::AttentionConfig, fields::Fields},
 };
 
 const NAMES: TowerNames = TowerNames {
@@ -44,19 +44,19 @@ const PLACES: Places = Places {
     newline: &[],
 };
 
-pub(super) fn gemma4(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+pub(super) fn gemma4(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
     let tower = reader.clip([768, 3072, 16, 12, 0, 16], "gelu_pytorch_tanh", 1e-6)?;
     let (hidden, heads) = (tower.hidden_size, tower.num_heads);
     for (key, usual, wanted) in [("head_dim", 64, hidden / heads.max(1)), ("num_key_value_heads", 12, heads)] {
         let given = reader.size(key, usual)?;
         if given != wanted {
-            return Err(reader.vision.error(key, format!("is {given}; implemented beside the other sizes: {wanted}")));
+            return Err(reader.encoder.error(key, format!("is {given}; implemented beside the other sizes: {wanted}")));
         }
     }
-    if reader.vision.flag("attention_bias")?.unwrap_or(false) {
-        return Err(reader.vision.error("attention_bias", "is true; implemented: false"));
+    if reader.encoder.flag("attention_bias")?.unwrap_or(false) {
+        return Err(reader.encoder.error("attention_bias", "is true; implemented: false"));
     }
-    let theta = match reader.vision.child("rope_parameters")? {
+    let theta = match reader.encoder.child("rope_parameters")? {
         Some(rope) => match rope.text("rope_type")?.as_deref().unwrap_or("axial") {
             "axial" | "default" => rope.number("rope_theta")?,
             other => return Err(rope.error("rope_type", format!("is `{other}`; implemented: axial"))),
@@ -65,19 +65,19 @@ pub(super) fn gemma4(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineErro
     };
     let side = reader.size("position_embedding_size", 10 * 1024)?;
     let pooled = reader.size("pooling_kernel_size", 3)?;
-    reader.check_processor(&tower, pooled).map_err(|why| reader.vision.error("pooling_kernel_size", why))?;
-    let is_standardized = reader.vision.flag("standardize")?.unwrap_or(false);
+    reader.check_processor(&tower, pooled).map_err(|why| reader.encoder.error("pooling_kernel_size", why))?;
+    let is_standardized = reader.encoder.flag("standardize")?.unwrap_or(false);
     let eps = reader.number("rms_norm_eps", 1e-6)?;
     let tower = TowerConfig {
         eps,
-        activation: Reader::activation(&reader.vision, "hidden_activation", "gelu_pytorch_tanh")?,
+        activation: Reader::activation(&reader.encoder, "hidden_activation", "gelu_pytorch_tanh")?,
         norm: NormKind::Rms,
         is_gated: true,
         patch_layout: PatchLayout::Pixels,
         positions: Positions::Axes { side, theta: theta.unwrap_or(100.0) },
         has_post_norm: false,
         inner_norms: Some(INNER_NORMS),
-        is_bounded: reader.vision.flag("use_clipped_linears")?.unwrap_or(false),
+        is_bounded: reader.encoder.flag("use_clipped_linears")?.unwrap_or(false),
         standard: Some(Standard { factor: (hidden as f32).sqrt(), names: is_standardized.then_some(["std_bias", "std_scale"]) }),
         names: NAMES,
         ..tower
@@ -89,14 +89,14 @@ pub(super) fn gemma4(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineErro
         layers: vec![reader.last("embedding_projection")],
     };
     let text = reader.whole.child("text_config")?;
-    let sight = text.map(|text| text.text("use_bidirectional_attention")).transpose()?.flatten();
+    let senses = text.map(|text| text.text("use_bidirectional_attention")).transpose()?.flatten();
     let has_window = |attention: &AttentionConfig| attention.window.is_some();
-    let sees_spans = sight.is_some() && reader.decoder.layers.iter().any(|layer| has_window(&layer.attention));
+    let sees_spans = senses.is_some() && reader.decoder.layers.iter().any(|layer| has_window(&layer.attention));
     let placeholder = Placeholder::Enclosed {
         before: reader.token(["boi_token_id", "boi_token_index"])?,
         after: reader.token(["eoi_token_id", "eoi_token_index"])?,
     };
-    Ok(VisionConfig {
+    Ok(MediaConfig {
         placeholder,
         places: PLACES,
         sees_spans,

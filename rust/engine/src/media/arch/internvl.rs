@@ -5,10 +5,10 @@ use device::NormKind;
 use super::{Reader, SIGLIP};
 use crate::{
     EngineError,
-    model::fields::Fields,
-    vision::config::{
-        Placeholder, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig, TowerNames, VisionConfig,
+    media::config::{
+        MediaConfig, Placeholder, Positions, ProjectorConfig, ProjectorLayer, ProjectorNorm, Regroup, TowerConfig, TowerNames,
     },
+    model::fields::Fields,
 };
 
 const NAMES: TowerNames = TowerNames {
@@ -26,8 +26,8 @@ const NAMES: TowerNames = TowerNames {
     ..SIGLIP
 };
 
-pub(super) fn internvl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
-    let vision = &reader.vision;
+pub(super) fn internvl(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
+    let vision = &reader.encoder;
     for (key, implemented) in [("use_qk_norm", false), ("use_absolute_position_embeddings", true)] {
         if vision.flag(key)?.is_some_and(|flag| flag != implemented) {
             return Err(vision.error(key, format!("is {}; implemented: {implemented}", !implemented)));
@@ -61,6 +61,8 @@ pub(super) fn internvl(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineEr
     let placeholder = Placeholder::Wrapped { before: "<img>", behind_tile: "", after: "</img>" };
     let mut config = reader.config("internvl", tower, projector)?;
     // The processor asks for tiles, whatever the file of images says.
-    config.processor.split = true;
-    Ok(VisionConfig { placeholder, ..config })
+    if let Some(processor) = config.images_mut() {
+        processor.split = true;
+    }
+    Ok(MediaConfig { placeholder, ..config })
 }

@@ -1,4 +1,4 @@
-//! Families of models that see: each maps its configuration to the one encoder.
+//! Families of models that see or hear: each maps its configuration to the one encoder.
 
 mod cohere;
 mod gemma4;
@@ -6,15 +6,21 @@ mod glm4v;
 mod internvl;
 mod lfm2;
 mod llama4;
+mod phi3;
 mod qwen;
+mod whisper;
+
+use std::path::Path;
 
 use device::{Activation, NormKind};
-use images::Processor;
 use serde_json::{Map, Value};
 
-use super::config::{
-    Arrangement, PatchLayout, Placeholder, Places, Positions, ProjectorConfig, ProjectorGate, ProjectorLayer, ProjectorLayout,
-    ProjectorNorm, Regroup, ResamplerConfig, TowerConfig, TowerNames, VisionConfig,
+use super::{
+    config::{
+        Arrangement, MediaConfig, MediaProcessor, PatchLayout, Placeholder, Places, Positions, ProjectorConfig, ProjectorGate,
+        ProjectorLayer, ProjectorLayout, ProjectorNorm, Regroup, ResamplerConfig, TowerConfig, TowerNames,
+    },
+    tower::MAX_ROWS,
 };
 use crate::{
     EngineError,
@@ -27,31 +33,37 @@ use crate::{
 /// A family, by HF `model_type` of the whole model.
 struct Family {
     model_types: &'static [&'static str],
-    /// config.json need not say what the encoder is like: it is always the same.
+    /// Where config.json says what the encoder is like.
+    key: &'static str,
+    /// It need not: the encoder is always the same.
     is_one: bool,
-    read: fn(&Reader<'_, '_>) -> Result<VisionConfig, EngineError>,
+    read: fn(&Reader<'_, '_>) -> Result<MediaConfig, EngineError>,
 }
 
-/// Every family whose images are computed.
-const FAMILIES: [Family; 18] = [
-    Family { model_types: &["llava"], is_one: false, read: llava },
-    Family { model_types: &["llava_next"], is_one: false, read: llava_next },
-    Family { model_types: &["idefics2"], is_one: false, read: idefics2 },
-    Family { model_types: &["idefics3", "smolvlm"], is_one: false, read: idefics3 },
-    Family { model_types: &["qwen2_vl"], is_one: false, read: qwen::qwen2_vl },
-    Family { model_types: &["qwen2_5_vl"], is_one: false, read: qwen::qwen2_5_vl },
-    Family { model_types: &["qwen3_vl", "qwen3_vl_moe"], is_one: false, read: qwen::qwen3_vl },
-    Family { model_types: &["qwen3_5", "qwen3_5_moe"], is_one: false, read: qwen::qwen3_5 },
-    Family { model_types: &["gemma3"], is_one: false, read: gemma3 },
-    Family { model_types: &["gemma4"], is_one: false, read: gemma4::gemma4 },
-    Family { model_types: &["mistral3"], is_one: false, read: mistral3 },
-    Family { model_types: &["glm4v"], is_one: false, read: glm4v::glm4v },
-    Family { model_types: &["internvl"], is_one: false, read: internvl::internvl },
-    Family { model_types: &["aya_vision"], is_one: false, read: cohere::aya_vision },
-    Family { model_types: &["cohere2_vision"], is_one: false, read: cohere::cohere2_vision },
-    Family { model_types: &["lfm2_vl"], is_one: false, read: lfm2::lfm2_vl },
-    Family { model_types: &["llama4"], is_one: false, read: llama4::llama4 },
-    Family { model_types: &["phi3_v"], is_one: true, read: phi3_v },
+const VISION: &str = "vision_config";
+const AUDIO: &str = "audio_config";
+
+/// Every family whose images or sounds are computed.
+const FAMILIES: [Family; 19] = [
+    Family { model_types: &["llava"], key: VISION, is_one: false, read: llava },
+    Family { model_types: &["llava_next"], key: VISION, is_one: false, read: llava_next },
+    Family { model_types: &["idefics2"], key: VISION, is_one: false, read: idefics2 },
+    Family { model_types: &["idefics3", "smolvlm"], key: VISION, is_one: false, read: idefics3 },
+    Family { model_types: &["qwen2_vl"], key: VISION, is_one: false, read: qwen::qwen2_vl },
+    Family { model_types: &["qwen2_5_vl"], key: VISION, is_one: false, read: qwen::qwen2_5_vl },
+    Family { model_types: &["qwen3_vl", "qwen3_vl_moe"], key: VISION, is_one: false, read: qwen::qwen3_vl },
+    Family { model_types: &["qwen3_5", "qwen3_5_moe"], key: VISION, is_one: false, read: qwen::qwen3_5 },
+    Family { model_types: &["gemma3"], key: VISION, is_one: false, read: gemma3 },
+    Family { model_types: &["gemma4"], key: VISION, is_one: false, read: gemma4::gemma4 },
+    Family { model_types: &["mistral3"], key: VISION, is_one: false, read: mistral3 },
+    Family { model_types: &["glm4v"], key: VISION, is_one: false, read: glm4v::glm4v },
+    Family { model_types: &["internvl"], key: VISION, is_one: false, read: internvl::internvl },
+    Family { model_types: &["aya_vision"], key: VISION, is_one: false, read: cohere::aya_vision },
+    Family { model_types: &["cohere2_vision"], key: VISION, is_one: false, read: cohere::cohere2_vision },
+    Family { model_types: &["lfm2_vl"], key: VISION, is_one: false, read: lfm2::lfm2_vl },
+    Family { model_types: &["llama4"], key: VISION, is_one: false, read: llama4::llama4 },
+    Family { model_types: &["phi3_v"], key: VISION, is_one: true, read: phi3::phi3_v },
+    Family { model_types: &["voxtral"], key: AUDIO, is_one: false, read: whisper::voxtral },
 ];
 
 /// The names of all families.
@@ -63,32 +75,58 @@ pub(crate) fn families() -> impl Iterator<Item = &'static str> {
 struct Reader<'a, 'b> {
     /// config.json.
     whole: &'a HfFields<'b>,
-    /// Its `vision_config`.
-    vision: HfFields<'b>,
+    /// Its `vision_config` or `audio_config`.
+    encoder: HfFields<'b>,
     decoder: &'a DecoderConfig,
-    processor: Processor,
+    processor: MediaProcessor,
 }
 
-impl VisionConfig {
-    /// From config.json and the processor's file; `decoder` is the language model.
+/// A folder that says nothing of how its encoder's input is made.
+fn no_processor(folder: &Path) -> EngineError {
+    EngineError::Load(format!("{}: neither preprocessor_config.json nor processor_config.json is there", folder.display()))
+}
+
+/// The family that config.json names.
+fn family(whole: &HfFields<'_>) -> Result<&'static Family, EngineError> {
+    let model_type = whole.text("model_type")?.unwrap_or_default();
+    FAMILIES.iter().find(|family| family.model_types.contains(&&model_type[..])).ok_or_else(|| {
+        let known = families().collect::<Vec<_>>().join(", ");
+        let text = format!("{}: images and sounds of `{model_type}` are not computed; those of {known} are", whole.what);
+        EngineError::NotSupported(text)
+    })
+}
+
+impl MediaConfig {
+    /// From config.json and the processor's file beside it; `decoder` is the language model.
     ///
     /// # Errors
-    /// [`EngineError::NotSupported`] for a family whose images are not computed, [`EngineError::Load`] for fields that make no
-    /// sense.
-    pub(crate) fn read(whole: &HfFields<'_>, decoder: &DecoderConfig, processor: Processor) -> Result<Self, EngineError> {
-        let model_type = whole.text("model_type")?.unwrap_or_default();
-        let Some(family) = FAMILIES.iter().find(|family| family.model_types.contains(&&model_type[..])) else {
-            let known = families().collect::<Vec<_>>().join(", ");
-            let text = format!("{}: images of `{model_type}` are not computed; those of {known} are", whole.what);
-            return Err(EngineError::NotSupported(text));
+    /// [`EngineError::NotSupported`] for a family whose images and sounds are not computed, [`EngineError::Load`] for files that
+    /// are not there, and fields that make no sense.
+    pub(crate) fn from_folder(
+        folder: &Path,
+        whole: &HfFields<'_>,
+        decoder: &DecoderConfig,
+        max_edge: Option<usize>,
+    ) -> Result<Self, EngineError> {
+        let processor = if family(whole).is_ok_and(|family| family.key == AUDIO) {
+            whisper::processor(folder)?
+        } else {
+            let processor = images::Processor::from_folder(folder).map_err(|why| EngineError::Load(why.to_string()))?;
+            MediaProcessor::Images(images::Processor { max_edge, ..processor.ok_or_else(|| no_processor(folder))? })
         };
-        let vision = match whole.child("vision_config")? {
-            Some(vision) => vision,
+        Self::read(whole, decoder, processor)
+    }
+
+    /// From config.json and its processor.
+    pub(crate) fn read(whole: &HfFields<'_>, decoder: &DecoderConfig, processor: MediaProcessor) -> Result<Self, EngineError> {
+        let family = family(whole)?;
+        let encoder = match whole.child(family.key)? {
+            Some(encoder) => encoder,
             None if family.is_one => HfFields::new(whole.what, Map::new()),
-            None => return Err(whole.error("vision_config", "is missing")),
+            None => return Err(whole.error(family.key, "is missing")),
         };
-        let config = (family.read)(&Reader { whole, vision, decoder, processor })?;
-        config.check(decoder).map_err(|why| EngineError::Load(format!("{}: the image encoder {why}", whole.what)))?;
+        let config = (family.read)(&Reader { whole, encoder, decoder, processor })?;
+        config.check(decoder).map_err(|why| EngineError::Load(format!("{}: the encoder {why}", whole.what)))?;
         Ok(config)
     }
 
@@ -140,6 +178,9 @@ impl VisionConfig {
             {
                 return Err(format!("has tiles of {side} patches a side; it must be from 1 to 4096"));
             }
+            Positions::Line { len } if !(1..=MAX_ROWS).contains(&len) => {
+                return Err(format!("has {len} positions of a chunk; they must be from 1 to {MAX_ROWS}"));
+            }
             Positions::Axes { side, .. } if !(1..=1 << 16).contains(&side) => {
                 return Err(format!("has positions of {side} patches a side; it must be from 1 to 65536"));
             }
@@ -147,10 +188,14 @@ impl VisionConfig {
         }
         let side = match self.projector.regroup {
             Regroup::Each => 1,
-            Regroup::Squares(side) | Regroup::Interleaved(side) | Regroup::Means(side) | Regroup::MeansOf(side) => side,
+            Regroup::Runs(side)
+            | Regroup::Squares(side)
+            | Regroup::Interleaved(side)
+            | Regroup::Means(side)
+            | Regroup::MeansOf(side) => side,
         };
         if !(1..=64).contains(&side) {
-            return Err(format!("puts squares of {side} patches a side together; it must be from 1 to 64"));
+            return Err(format!("puts {side} patches a side together; it must be from 1 to 64"));
         }
         if let (Positions::Learned { side }, Regroup::Means(num)) = (&self.tower.positions, self.projector.regroup)
             && num > *side
@@ -163,11 +208,11 @@ impl VisionConfig {
 
 impl Reader<'_, '_> {
     fn size(&self, key: &str, usual: usize) -> Result<usize, EngineError> {
-        Ok(self.vision.size(key)?.unwrap_or(usual))
+        Ok(self.encoder.size(key)?.unwrap_or(usual))
     }
 
     fn number(&self, key: &str, usual: f64) -> Result<f32, EngineError> {
-        Ok(self.vision.number(key)?.unwrap_or(usual) as f32)
+        Ok(self.encoder.number(key)?.unwrap_or(usual) as f32)
     }
 
     /// An edge of a square, which may be there twice.
@@ -177,7 +222,7 @@ impl Reader<'_, '_> {
             value => value.as_u64(),
         };
         let wanted = "an edge in pixels, or the same twice";
-        let edge = self.vision.typed(key, wanted, |value| edge(value).filter(|edge| *edge <= MAX_SIZE as u64))?;
+        let edge = self.encoder.typed(key, wanted, |value| edge(value).filter(|edge| *edge <= MAX_SIZE as u64))?;
         Ok(edge.map_or(usual, |edge| edge as usize))
     }
 
@@ -194,7 +239,7 @@ impl Reader<'_, '_> {
 
     /// Whether the image processor's patches are the tower's, and as many of them a side become one vector.
     fn check_processor(&self, tower: &TowerConfig, side: usize) -> Result<(), String> {
-        let own = &self.processor;
+        let MediaProcessor::Images(own) = &self.processor else { return Err("is no image processor's".into()) };
         if [own.patch_size, own.merge_size] == [tower.patch_size, side] {
             return Ok(());
         }
@@ -255,11 +300,12 @@ impl Reader<'_, '_> {
             intermediate_size: self.size("intermediate_size", inner)?,
             num_layers: self.size("num_hidden_layers", layers)?,
             patch_size,
+            frames: None,
             patch_layout: PatchLayout::Convolution,
             num_frames: 1,
             norm: NormKind::Layer,
             eps: self.number("layer_norm_eps", eps)?,
-            activation: Self::activation(&self.vision, "hidden_act", activation)?,
+            activation: Self::activation(&self.encoder, "hidden_act", activation)?,
             is_gated: false,
             positions: Positions::Learned { side: image_size / patch_size.max(1) },
             has_class: false,
@@ -279,14 +325,18 @@ impl Reader<'_, '_> {
         architecture: &'static str,
         tower: TowerConfig,
         projector: ProjectorConfig,
-    ) -> Result<VisionConfig, EngineError> {
-        Ok(VisionConfig {
+    ) -> Result<MediaConfig, EngineError> {
+        let token = match self.processor {
+            MediaProcessor::Images(_) => ["image_token_index", "image_token_id"],
+            MediaProcessor::Sounds(_) => ["audio_token_index", "audio_token_id"],
+        };
+        Ok(MediaConfig {
             architecture,
             tower,
             projector,
             arrangement: Arrangement::Tiles,
             placeholder: Placeholder::Repeated,
-            image_token_id: self.token(["image_token_index", "image_token_id"])?,
+            token_id: self.token(token)?,
             sees_spans: false,
             spans_in_windows: false,
             resampler: None,
@@ -367,16 +417,9 @@ const PLACES: Places = Places {
     newline: &["", "model."],
 };
 
-/// The same of Phi-3-vision's.
-const PHI3_PLACES: Places = Places {
-    tower: &["model.vision_embed_tokens.img_processor.vision_model."],
-    projector: &["model.vision_embed_tokens."],
-    newline: &["model.vision_embed_tokens."],
-};
-
 /// LLaVA 1.5 (arXiv:2310.03744), by a CLIP tower without its first row or by a SigLIP one, which has no such row.
-fn llava(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
-    let kind = reader.vision.text("model_type")?;
+fn llava(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
+    let kind = reader.encoder.text("model_type")?;
     let is_plain = reader.whole.text("model_type")?.as_deref() == Some("llava");
     let (tower, selected) = match kind.as_deref() {
         None | Some("clip_vision_model") => {
@@ -388,7 +431,7 @@ fn llava(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
         Some(other) => {
             let known = if is_plain { ", pixtral" } else { "" };
             let why = format!("is `{other}`; implemented: clip_vision_model, siglip_vision_model{known}");
-            return Err(reader.vision.error("model_type", why));
+            return Err(reader.encoder.error("model_type", why));
         }
     };
     let strategy = reader.whole.text("vision_feature_select_strategy")?.unwrap_or_else(|| "default".into());
@@ -402,23 +445,23 @@ fn llava(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
 }
 
 /// LLaVA 1.6, with tiles.
-fn llava_next(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
-    Ok(VisionConfig { architecture: "llava_next", arrangement: Arrangement::Unpadded, ..llava(reader)? })
+fn llava_next(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
+    Ok(MediaConfig { architecture: "llava_next", arrangement: Arrangement::Unpadded, ..llava(reader)? })
 }
 
 /// Idefics 3 and `SmolVLM` (arXiv:2408.12637, arXiv:2504.05299).
-fn idefics3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+fn idefics3(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
     let tower = reader.clip([1152, 3072, 12, 16, 224, 32], "gelu_pytorch_tanh", 1e-6)?;
     let Positions::Learned { side } = tower.positions else { unreachable!("the tower is a SigLIP") };
     let tower = TowerConfig { positions: Positions::Fractions { side }, ..tower };
     let scale = reader.whole.size("scale_factor")?.unwrap_or(2);
     let layers = vec![reader.last("modality_projection.proj")];
     let projector = ProjectorConfig { norm: None, regroup: Regroup::Squares(scale), late_norm: None, layers };
-    Ok(VisionConfig { placeholder: Placeholder::Tiles, ..reader.config("idefics3", tower, projector)? })
+    Ok(MediaConfig { placeholder: Placeholder::Tiles, ..reader.config("idefics3", tower, projector)? })
 }
 
 /// Idefics 2 (arXiv:2405.02246).
-fn idefics2(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+fn idefics2(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
     let tower = reader.clip([768, 3072, 12, 12, 224, 32], "gelu_pytorch_tanh", 1e-6)?;
     let Positions::Learned { side } = tower.positions else { unreachable!("the tower is a SigLIP") };
     let tower = TowerConfig { positions: Positions::Fractions { side }, ..tower };
@@ -449,11 +492,11 @@ fn idefics2(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     }
     let projector = ProjectorConfig { norm: None, regroup: Regroup::Each, late_norm: None, layers: Vec::new() };
     let config = reader.config("idefics2", tower, projector)?;
-    Ok(VisionConfig { placeholder: Placeholder::Fenced, resampler: Some(resampler), ..config })
+    Ok(MediaConfig { placeholder: Placeholder::Fenced, resampler: Some(resampler), ..config })
 }
 
 /// Gemma 3 (arXiv:2503.19786).
-fn gemma3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+fn gemma3(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
     let tower = reader.clip([768, 3072, 12, 12, 224, 16], "gelu_pytorch_tanh", 1e-6)?;
     let num_rows = reader.whole.size("mm_tokens_per_image")?.unwrap_or(256);
     let side = num_rows.isqrt();
@@ -469,14 +512,14 @@ fn gemma3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
         before: "\n\n<start_of_image>".into(),
         after: "<end_of_image>\n\n".into(),
     };
-    Ok(VisionConfig { placeholder, sees_spans: true, ..reader.config("gemma3", tower, projector)? })
+    Ok(MediaConfig { placeholder, sees_spans: true, ..reader.config("gemma3", tower, projector)? })
 }
 
 /// Pixtral's encoder (arXiv:2410.07073).
 fn pixtral_tower(reader: &Reader<'_, '_>) -> Result<TowerConfig, EngineError> {
-    let theta = match reader.vision.child("rope_parameters")? {
+    let theta = match reader.encoder.child("rope_parameters")? {
         Some(rope) => rope.number("rope_theta")?,
-        None => reader.vision.number("rope_theta")?,
+        None => reader.encoder.number("rope_theta")?,
     };
     let tower = reader.clip([1024, 4096, 24, 16, 1024, 16], "gelu", 1e-5)?;
     Ok(TowerConfig {
@@ -493,7 +536,7 @@ fn pixtral_tower(reader: &Reader<'_, '_>) -> Result<TowerConfig, EngineError> {
 }
 
 /// Pixtral, which is a LLaVA with an encoder of its own.
-fn pixtral(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+fn pixtral(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
     let strategy = reader.whole.text("vision_feature_select_strategy")?;
     if strategy.as_deref() != Some("full") {
         let why = "is not `full`, which is implemented with such a tower";
@@ -504,11 +547,11 @@ fn pixtral(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     }
     let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;
     let config = reader.config("llava", pixtral_tower(reader)?, reader.two_layers(activation))?;
-    Ok(VisionConfig { placeholder: Placeholder::Rows, ..config })
+    Ok(MediaConfig { placeholder: Placeholder::Rows, ..config })
 }
 
 /// Mistral Small 3.1, with Pixtral's encoder.
-fn mistral3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
+fn mistral3(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
     let tower = pixtral_tower(reader)?;
     let hidden = tower.hidden_size;
     let merge = reader.whole.size("spatial_merge_size")?.unwrap_or(2);
@@ -517,54 +560,5 @@ fn mistral3(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
     projector.norm = Some(ProjectorNorm { name: "norm", kind: NormKind::Rms, eps: reader.decoder.norm.eps, offset: 0.0 });
     projector.regroup = Regroup::Interleaved(merge);
     projector.layers.insert(0, ProjectorLayer { out_features: hidden, ..reader.last("patch_merger.merging_layer") });
-    Ok(VisionConfig { placeholder: Placeholder::Rows, ..reader.config("mistral3", tower, projector)? })
-}
-
-/// Phi-3-vision and Phi-3.5-vision (arXiv:2404.14219), as the code beside their weights computes it.
-fn phi3_v(reader: &Reader<'_, '_>) -> Result<VisionConfig, EngineError> {
-    /// `<|image|>`, which the configuration does not name.
-    const IMAGE_TOKEN: usize = 32_044;
-    let part = |key: &str| reader.whole.child(key)?.ok_or_else(|| reader.whole.error(key, "is missing"));
-    let (encoder, embedding) = (part("img_processor")?, part("embd_layer")?);
-    let only = |fields: &HfFields<'_>, key: &str, usual: &str| match fields.value(key) {
-        Some(value) if value != usual => Err(fields.error(key, format!("is {value}; implemented: {usual}"))),
-        _ => Ok(()),
-    };
-    only(&encoder, "name", "clip_vision_model")?;
-    only(&encoder, "type_feature", "patch")?;
-    only(&embedding, "projection_cls", "mlp")?;
-    for key in ["use_hd_transform", "with_learnable_separator"] {
-        if !embedding.flag(key)?.unwrap_or(false) {
-            return Err(embedding.error(key, "is not true; implemented: true"));
-        }
-    }
-    let whole_last = match embedding.text("hd_transform_order")?.as_deref().unwrap_or("glb_sub") {
-        "glb_sub" => false,
-        "sub_glb" => true,
-        other => return Err(embedding.error("hd_transform_order", format!("is `{other}`; implemented: glb_sub, sub_glb"))),
-    };
-    let tower = reader.clip([1024, 4096, 24, 16, 336, 14], "quick_gelu", 1e-5)?;
-    let num_layers = Reader::layers_up_to(&encoder, "layer_idx", tower.num_layers, -2)?;
-    let tower = TowerConfig { num_layers, has_class: true, has_pre_norm: true, has_post_norm: false, ..tower };
-    let first = ProjectorLayer { activation: Some(Activation::Gelu), ..reader.last("img_projection.0") };
-    let layers = vec![first, reader.last("img_projection.2")];
-    let token = reader.whole.size("image_token_id")?.unwrap_or(IMAGE_TOKEN);
-    if token >= reader.decoder.vocab_size {
-        return Err(reader.whole.error("vocab_size", format!("is not over {token}, the id of the image token")));
-    }
-    Ok(VisionConfig {
-        architecture: "phi3_v",
-        projector: ProjectorConfig { norm: None, regroup: Regroup::Squares(2), late_norm: None, layers },
-        tower,
-        arrangement: Arrangement::Separated { whole_last },
-        placeholder: Placeholder::Repeated,
-        image_token_id: token as u32,
-        sees_spans: false,
-        spans_in_windows: false,
-        resampler: None,
-        deep: Vec::new(),
-        places: PHI3_PLACES,
-        has_own_file: false,
-        processor: reader.processor.clone(),
-    })
+    Ok(MediaConfig { placeholder: Placeholder::Rows, ..reader.config("mistral3", tower, projector)? })
 }

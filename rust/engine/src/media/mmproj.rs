@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value, json};
 
 use super::{
-    config::{Places, ProjectorConfig, TowerNames, VisionConfig},
+    config::{MediaConfig, MediaProcessor, Places, ProjectorConfig, TowerNames},
     weights::TowerWeights,
 };
 use crate::{
@@ -192,7 +192,7 @@ pub(crate) fn open(path: PathBuf) -> Result<WeightSource, EngineError> {
     Ok(WeightSource::Gguf(files))
 }
 
-impl VisionConfig {
+impl MediaConfig {
     /// From an encoder's file, for the language model `decoder` with the metadata `language`. An image whose longer edge has more
     /// pixels than `max_edge` is made smaller first.
     ///
@@ -219,7 +219,7 @@ impl VisionConfig {
             images::Processor::from_json(&what, &described.processor).map_err(|why| EngineError::Load(why.to_string()))?;
         processor.max_edge = max_edge;
         described.whole.insert("vision_config".into(), described.vision.into());
-        let mut config = Self::read(&HfFields::new(&what, described.whole), decoder, processor)?;
+        let mut config = Self::read(&HfFields::new(&what, described.whole), decoder, MediaProcessor::Images(processor))?;
         config.tower.intermediate_size = inner_size;
         config.tower.eps = reader.eps()?;
         config.tower.names = reader.names(kind, is_swapped);
@@ -250,7 +250,7 @@ fn rename(projector: &mut ProjectorConfig, names: &[(&str, &'static str)]) {
 ///
 /// # Errors
 /// [`EngineError::NotSupported`] that names a tensor which this encoder has no use for.
-pub(super) fn check_rest(weights: &TowerWeights<'_>, config: &VisionConfig) -> Result<(), EngineError> {
+pub(super) fn check_rest(weights: &TowerWeights<'_>, config: &MediaConfig) -> Result<(), EngineError> {
     let num_layers = config.tower.num_layers;
     let is_behind = |name: &str| {
         let number = name.strip_prefix("v.blk.").and_then(|rest| rest.split('.').next()).and_then(|number| number.parse().ok());
