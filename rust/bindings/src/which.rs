@@ -501,7 +501,7 @@ impl Selection {
         })
     }
 
-    /// A model that sees images.
+    /// A model that sees images or hears sounds.
     fn multimodal(which: &Which) -> PyResult<Self> {
         let Which::MultimodalPlain {
             model_id,
@@ -514,7 +514,7 @@ impl Selection {
             ..
         } = which
         else {
-            return Err(invalid("not a model that sees"));
+            return Err(invalid("not a model that sees or hears"));
         };
         arch.map(MultimodalArchitecture::model_types).transpose()?;
         let (imatrix, calibration_file) = importance_of(which);

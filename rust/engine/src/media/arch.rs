@@ -109,6 +109,10 @@ impl MediaConfig {
         max_edge: Option<usize>,
     ) -> Result<Self, EngineError> {
         let processor = if family(whole).is_ok_and(|family| family.key == AUDIO) {
+            if max_edge.is_some() {
+                let why = "max_edge (--max-edge) is about images, and this model takes sounds: leave it out";
+                return Err(EngineError::InvalidArgument(why.into()));
+            }
             whisper::processor(folder)?
         } else {
             let processor = images::Processor::from_folder(folder).map_err(|why| EngineError::Load(why.to_string()))?;
