@@ -16,15 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from drawn import drawn, rounded
 from goldens import GOLDEN, unpack
-from safetensors.numpy import save_file
-from transformers import AutoConfig, AutoModelForMultimodalLM, AutoTokenizer, WhisperFeatureExtractor
 
 RATE = 16000
 NUM_GREEDY = 8
-SPECIAL = {24: "[AUDIO]", 25: "[BEGIN_AUDIO]", 26: "[INST]", 27: "[/INST]", 28: "<|AUDIO|>", 29: "<|audio_bos|>", 30: "<|audio_eos|>"}
+SPECIAL = {
+    24: "[AUDIO]",
+    25: "[BEGIN_AUDIO]",
+    26: "[INST]",
+    27: "[/INST]",
+    28: "<|AUDIO|>",
+    29: "<|audio_bos|>",
+    30: "<|audio_eos|>",
+}
 """What the tiny tokenizer has in place of tokens that have no use here."""
 TEXT = {
     "model_type": "llama",
@@ -110,9 +115,32 @@ def tokenizer_files() -> dict[str, str]:
     }
 
 
+def write_weights(shapes: dict[str, list[int]], file: Path) -> None:
+    """Weights of these names and shapes, as safetensors."""
+    header, values = {}, []
+    end = 0
+    for name, shape in shapes.items():
+        data = drawn_value(name, shape).tobytes()
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + len(data)]}
+        end += len(data)
+        values.append(data)
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(values))
+
+
+def model_of(name: str, folder: Path) -> Path:
+    """The folder, with all that the golden of this name has, and its weights."""
+    for file in (GOLDEN / "hearing" / name).iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    write_weights(json.loads((folder / "tensors.json").read_text()), folder / "model.safetensors")
+    return folder
+
+
 def shapes_of(folder: Path) -> dict[str, list[int]]:
     """The names and shapes of a checkpoint, as the hub has them."""
     from safetensors import safe_open
+    from transformers import AutoConfig, AutoModelForMultimodalLM
 
     model = AutoModelForMultimodalLM.from_config(AutoConfig.from_pretrained(folder))
     with tempfile.TemporaryDirectory() as saved:
@@ -123,6 +151,8 @@ def shapes_of(folder: Path) -> dict[str, list[int]]:
 
 def case(model: Any, tokenizer: Any, made: dict[str, Any], given: Any, extractor: Any) -> dict[str, Any]:
     """A prompt with its sounds, and its greedy continuation."""
+    import torch
+
     contents, sounds = given
     messages = [{"role": "user", "content": content} for content in contents]
     text = tokenizer.apply_chat_template(messages, chat_template=made["template"], tokenize=False, add_generation_prompt=True)
@@ -161,6 +191,10 @@ def case(model: Any, tokenizer: Any, made: dict[str, Any], given: Any, extractor
 
 def make(made: dict[str, Any]) -> dict[str, str]:
     """The files of a golden, after the model with such weights has answered."""
+    import torch
+    from transformers import AutoModelForMultimodalLM, AutoTokenizer, WhisperFeatureExtractor
+
+    torch.set_num_threads(1)
     config = made["config"]
     bins = config["audio_config"]["num_mel_bins"]
     extractor = WhisperFeatureExtractor(feature_size=bins, chunk_length=1)
@@ -175,7 +209,7 @@ def make(made: dict[str, Any]) -> dict[str, str]:
         for file, text in files.items():
             (folder / file).write_text(text)
         shapes = shapes_of(folder)
-        save_file({name: drawn_value(name, shape) for name, shape in shapes.items()}, folder / "model.safetensors", {"format": "pt"})
+        write_weights(shapes, folder / "model.safetensors")
         model, info = AutoModelForMultimodalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
@@ -189,7 +223,6 @@ def make(made: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     unpack()
     with tarfile.open(GOLDEN / "hearing.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
         all_files = {f"hearing/{name}/{file}": text for name, made in MODELS.items() for file, text in make(made).items()}
