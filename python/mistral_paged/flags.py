@@ -309,8 +309,16 @@ MODEL = (
     Flag(
         ("--max-edge",), "multimodal: pixels of an image's longer edge; larger ones are made smaller", "N", int, section="model"
     ),
-    Flag(("--encoder-cache-mb",), "multimodal: MB that vectors of images and sounds may take; default 256", "MB", int, section="model"),
-    Flag(("--max-num-images",), "serve multimodal: images and sounds of a request at most; default 16", "N", int, section="model"),
+    Flag(
+        ("--encoder-cache-mb",),
+        "multimodal: MB that vectors of images and sounds may take; default 256",
+        "MB",
+        int,
+        section="model",
+    ),
+    Flag(
+        ("--max-num-images",), "serve multimodal: images and sounds of a request at most; default 16", "N", int, section="model"
+    ),
     Flag(("--max-image-length",), "for device mapping", "N", left_out="use --max-edge", section="model"),
     Flag(
         ("-n", "--device-layers"),
@@ -507,7 +515,12 @@ SERVER = (
     Flag(("--max-queued",), "answers that wait at most; more are refused with 429; default 512", "N", int, 512, section="server"),
     Flag(("--max-queued-tokens",), "tokens of prompts that wait at most; more are refused with 429", "N", int, section="server"),
     Flag(("--max-body-mb",), "MB of a request at most; default 16", "MB", int, 16, section="server"),
-    Flag(("--allowed-local-media-path",), "folder below which clients may name images and sounds by file: URLs", "DIR", section="server"),
+    Flag(
+        ("--allowed-local-media-path",),
+        "folder below which clients may name images and sounds by file: URLs",
+        "DIR",
+        section="server",
+    ),
     Flag(
         ("--allowed-media-domains",),
         "hosts that clients may name images and sounds of by http: and https: URLs",
