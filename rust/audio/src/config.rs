@@ -96,7 +96,7 @@ impl Processor {
             chunk_seconds: whole("chunk_length", 30, [1, 300])?,
             max_seconds: None,
         };
-        if processor.n_fft % 2 != 0 || processor.chunk_samples() % processor.hop_length != 0 {
+        if !processor.n_fft.is_multiple_of(2) || !processor.chunk_samples().is_multiple_of(processor.hop_length) {
             return Err(error("n_fft must be even, and hop_length must divide the samples of a chunk".into()));
         }
         Ok(processor)
