@@ -11,8 +11,8 @@ const BETA: f64 = 14.77;
 
 /// The samples of a sound at another rate. It has as many as begin within the sound, so `ceil(len * to / from)`.
 ///
-/// Each is a sum over [`NUM_ZEROS`] zeros of a sinc function on each side, under a Kaiser window, as libraries of the best quality
-/// have them (librosa's `soxr_hq` and `kaiser_best`).
+/// Each is a sum over [`NUM_ZEROS`] zeros of a sinc function on each side, under a Kaiser window, as libraries of the best
+/// quality have them (librosa's `soxr_hq` and `kaiser_best`).
 pub(crate) fn resample(samples: &[f32], from: u32, to: u32) -> Vec<f32> {
     if from == to {
         return samples.to_vec();

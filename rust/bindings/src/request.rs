@@ -69,9 +69,9 @@ use crate::{
 /// - Images, for a model of `Which.MultimodalPlain` that sees: `content` is a list of parts, `{"type": "text", "text": ...}` and
 ///   `{"type": "image", "image": ...}` with all that an `RgbImage` is made of, or `{"type": "image_url", "image_url": {"url":
 ///   ...}}`. They are read here; `messages` has them as `RgbImage`.
-/// - Sounds, for one that hears: `{"type": "audio", "audio": ...}` with all that a `Sound` is made of, beside an array its `rate`;
-///   `{"type": "audio_url", "audio_url": {"url": ...}}`; or `{"type": "input_audio", "input_audio": {"data": base64, "format":
-///   "wav"}}`. `messages` has them as `Sound`.
+/// - Sounds, for one that hears: `{"type": "audio", "audio": ...}` with all that a `Sound` is made of, beside an array its
+///   `rate`; `{"type": "audio_url", "audio_url": {"url": ...}}`; or `{"type": "input_audio", "input_audio": {"data": base64,
+///   "format": "wav"}}`. `messages` has them as `Sound`.
 /// - `allowed_media_domains`: hosts that http and https URLs may name; none unless given.
 ///
 /// A request gives back its fields, is equal to one of equal fields, and can be copied and pickled. A value out of range raises

@@ -23,14 +23,14 @@ use crate::{
 
 /// A sound of one channel, as models get it before they bring it to their own rate.
 ///
-/// `source` is a numpy array of float32 or float64 samples from -1 to 1, `[samples]`, with `rate` of them a second; the bytes of a
-/// WAV, FLAC, MP3 or Ogg Vorbis file, whose channels become their mean; a path; or a `data:`, `file:`, `http:` or `https:` URL.
+/// `source` is a numpy array of float32 or float64 samples from -1 to 1, `[samples]`, with `rate` of them a second; the bytes of
+/// a WAV, FLAC, MP3 or Ogg Vorbis file, whose channels become their mean; a path; or a `data:`, `file:`, `http:` or `https:` URL.
 /// `allowed_media_domains`: hosts that URLs may name; none unless given.
 ///
 /// It stands in messages as `{"type": "audio", "audio": ...}`, is equal to one of equal samples, and can be copied and pickled.
 ///
-/// Raises `ValueError` for what is no sound, is over the limits (64 MiB a file, 40 minutes) or may not be fetched, `TypeError` for
-/// another kind of `source`.
+/// Raises `ValueError` for what is no sound, is over the limits (64 MiB a file, 40 minutes) or may not be fetched, `TypeError`
+/// for another kind of `source`.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct Sound {
     sound: Arc<audio::Sound>,

@@ -8,7 +8,7 @@ mod drawn;
 
 use std::{path::PathBuf, sync::Arc};
 
-use common::{golden_dir, log_softmax, serving::greedy};
+use common::{log_softmax, serving::greedy};
 use device::{
     Backend,
     cuda::{CudaBackend, CudaOptions, Driver},

@@ -69,7 +69,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let echoed = if request.echo_prompt { request.n_choices.saturating_mul(prompt_token_ids.len()) } else { 0 };
     check_num_logprobs(request.prompt_logprobs, prompt_token_ids.len())?;
     check_num_logprobs(request.sampling.logprobs, num_run.saturating_mul(max_tokens).saturating_add(echoed))?;
-    let items = place_media(shared, media, source.as_ref(), &prompt_token_ids, num_given)?;
+    let items = place_media(shared, &media, source.as_ref(), &prompt_token_ids, num_given)?;
     // What was cut off is not echoed.
     let text = text.filter(|_| prompt_token_ids.len() == num_given);
 
@@ -162,7 +162,7 @@ fn fit_output(
 /// The images and sounds of a prompt in their places: its own, or those of the sequence that it goes on from by tokens.
 fn place_media(
     shared: &Shared,
-    media: Vec<Vec<Arc<PromptItem>>>,
+    media: &[Vec<Arc<PromptItem>>],
     source: Option<&Sequence>,
     token_ids: &[u32],
     num_given: usize,

@@ -116,7 +116,7 @@ impl MediaConfig {
             whisper::processor(folder)?
         } else {
             let processor = images::Processor::from_folder(folder).map_err(|why| EngineError::Load(why.to_string()))?;
-            MediaProcessor::Images(images::Processor { max_edge, ..processor.ok_or_else(|| no_processor(folder))? })
+            MediaProcessor::Images(Box::new(images::Processor { max_edge, ..processor.ok_or_else(|| no_processor(folder))? }))
         };
         Self::read(whole, decoder, processor)
     }

@@ -2,8 +2,8 @@
 
 use device::{Activation, NormKind};
 
-/// An encoder of images or of sounds, and how its outputs come into a prompt. A chunk of a sound is to it a tile of one row, whose
-/// patches are frames.
+/// An encoder of images or of sounds, and how its outputs come into a prompt. A chunk of a sound is to it a tile of one row,
+/// whose patches are frames.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MediaConfig {
     /// HF `model_type` of the whole model.
@@ -39,13 +39,13 @@ pub struct MediaConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub enum MediaProcessor {
     /// Of images.
-    Images(images::Processor),
+    Images(Box<images::Processor>),
     /// Of sounds.
     Sounds(audio::Processor),
 }
 
-/// What comes before the layers of a tower that hears: two convolutions over time with GELU behind each, of which the second takes
-/// every other place (Whisper, arXiv:2212.04356).
+/// What comes before the layers of a tower that hears: two convolutions over time with GELU behind each, of which the second
+/// takes every other place (Whisper, arXiv:2212.04356).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frames {
     /// Values of a frame of the features.

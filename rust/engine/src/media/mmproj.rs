@@ -219,7 +219,8 @@ impl MediaConfig {
             images::Processor::from_json(&what, &described.processor).map_err(|why| EngineError::Load(why.to_string()))?;
         processor.max_edge = max_edge;
         described.whole.insert("vision_config".into(), described.vision.into());
-        let mut config = Self::read(&HfFields::new(&what, described.whole), decoder, MediaProcessor::Images(processor))?;
+        let mut config =
+            Self::read(&HfFields::new(&what, described.whole), decoder, MediaProcessor::Images(Box::new(processor)))?;
         config.tower.intermediate_size = inner_size;
         config.tower.eps = reader.eps()?;
         config.tower.names = reader.names(kind, is_swapped);

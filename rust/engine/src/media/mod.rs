@@ -300,7 +300,9 @@ impl MediaConfig {
 
     /// Rows that a tile of full size becomes, of a tower whose tiles all have one, or whose processor has a bound.
     pub(crate) fn rows_of_tile(&self) -> usize {
-        if let MediaProcessor::Images(images::Processor { max_tokens: Some(most), .. }) = self.processor {
+        if let MediaProcessor::Images(processor) = &self.processor
+            && let Some(most) = processor.max_tokens
+        {
             return most;
         }
         let config::Positions::Learned { side } = self.tower.positions else { return 0 };

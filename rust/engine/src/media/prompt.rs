@@ -5,7 +5,8 @@ use std::{borrow::Cow, sync::Arc};
 use super::{ItemLayout, MediaConfig, PromptItem};
 use crate::EngineError;
 
-/// Ids from here on are no tokens of any vocabulary: they stand for rows of images and sounds, so that the prefix cache tells them apart.
+/// Ids from here on are no tokens of any vocabulary: they stand for rows of images and sounds, so that the prefix cache tells
+/// them apart.
 pub(crate) const FIRST_ROW_ID: u32 = 1 << 31;
 
 /// An image, or a chunk of a sound, and its places in a prompt.

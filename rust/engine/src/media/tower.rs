@@ -219,12 +219,11 @@ impl Tower {
             }
             other => other.map(|standard| (standard.factor, None)),
         };
-        let stem = match &config.frames {
-            Some(frames) => Stem::Frames(Convolutions::new(weights, frames, hidden, &named)?),
-            None => {
-                let shape = [config.num_frames, config.patch_size];
-                Stem::Patches(weights.patches(&named(names.patch), hidden, config.patch_layout, shape)?)
-            }
+        let stem = if let Some(frames) = &config.frames {
+            Stem::Frames(Convolutions::new(weights, frames, hidden, &named)?)
+        } else {
+            let shape = [config.num_frames, config.patch_size];
+            Stem::Patches(weights.patches(&named(names.patch), hidden, config.patch_layout, shape)?)
         };
         let mut norm = |is_there: bool, name| is_there.then(|| weights.norm(&named(name), hidden, kind)).transpose();
         Ok(Self {

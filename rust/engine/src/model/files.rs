@@ -153,8 +153,8 @@ impl ModelFiles {
     /// The same, to see or hear too; `source` is what they were opened from.
     ///
     /// # Errors
-    /// [`EngineError::NotSupported`] for a family whose images and sounds are not computed; [`EngineError::Load`] for files that cannot be
-    /// honoured; they name the key.
+    /// [`EngineError::NotSupported`] for a family whose images and sounds are not computed; [`EngineError::Load`] for files that
+    /// cannot be honoured; they name the key.
     pub fn with_media(self, source: &ModelSource, options: &MediaOptions) -> Result<Self, EngineError> {
         let refused = |why: &str| Err(EngineError::NotSupported(format!("{}: {why}", self.weights.path().display())));
         match (source, &options.mmproj) {

@@ -151,9 +151,9 @@ impl Tokenizer {
             .try_for_each(|text| [true, false].into_iter().try_for_each(|special| self.encode(text, special).map(drop)))
     }
 
-    /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given, or tokenizer.model, or tekken.json), and, where they are
-    /// there, `tokenizer_config.json` for the special tokens, `generation_config.json` and config.json for the ids that end a
-    /// text.
+    /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given, or tokenizer.model, or tekken.json), and,
+    /// where they are there, `tokenizer_config.json` for the special tokens, `generation_config.json` and config.json for the ids
+    /// that end a text.
     pub fn from_hf_dir(dir: &Path, tokenizer_json: Option<&Path>) -> Result<Self, EngineError> {
         let own = dir.join("tokenizer.json");
         let is_there = |name: &str| tokenizer_json.is_none() && !own.is_file() && dir.join(name).is_file();

@@ -22,8 +22,8 @@ use crate::{
 /// What a model that sees or hears has beside the scheduler.
 pub(super) struct Senses {
     cache: OutputCache,
-    /// Requests whose images and sounds are being encoded, an image or a chunk a turn, so that others are answered meanwhile; the scheduler does not
-    /// know of them yet.
+    /// Requests whose images and sounds are being encoded, an image or a chunk a turn, so that others are answered meanwhile; the
+    /// scheduler does not know of them yet.
     pub(super) waiting: VecDeque<Waiting>,
 }
 
