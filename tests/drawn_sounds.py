@@ -26,6 +26,7 @@ SPECIAL = {
     25: "[BEGIN_AUDIO]",
     26: "[INST]",
     27: "[/INST]",
+    31: "[TRANSCRIBE]",
     28: "<|AUDIO|>",
     29: "<|audio_bos|>",
     30: "<|audio_eos|>",
@@ -80,6 +81,8 @@ CASES: list[tuple[list[list[dict[str, Any]]], list[tuple[str, int]]]] = [
     ),
 ]
 """The users' messages, and the names and samples of their sounds."""
+
+TRANSCRIPTION: Any = ([[{"type": "audio"}]], [("talk", 20000)])
 
 
 def sound(name: str, count: int) -> np.ndarray:
@@ -149,13 +152,14 @@ def shapes_of(folder: Path) -> dict[str, list[int]]:
             return {name: list(tensors.get_slice(name).get_shape()) for name in sorted(tensors.keys())}
 
 
-def case(model: Any, tokenizer: Any, made: dict[str, Any], given: Any, extractor: Any) -> dict[str, Any]:
+def case(model: Any, tokenizer: Any, made: dict[str, Any], given: Any, extractor: Any, behind: str = "") -> dict[str, Any]:
     """A prompt with its sounds, and its greedy continuation."""
     import torch
 
     contents, sounds = given
     messages = [{"role": "user", "content": content} for content in contents]
     text = tokenizer.apply_chat_template(messages, chat_template=made["template"], tokenize=False, add_generation_prompt=True)
+    text += behind
     features = []
     for name, count in sounds:
         values = extractor(
@@ -217,8 +221,9 @@ def make(made: dict[str, Any]) -> dict[str, str]:
             sys.exit(f"not all weights are read: {wrong}")
         tokenizer = AutoTokenizer.from_pretrained(folder)
         cases = [case(model.eval(), tokenizer, made, given, extractor) for given in CASES]
+        transcription = case(model, tokenizer, made, TRANSCRIPTION, extractor, "lang:en[TRANSCRIBE]")
     files["tensors.json"] = json.dumps(shapes, separators=(",", ":"))
-    files["golden.json"] = json.dumps({"cases": cases}, separators=(",", ":"))
+    files["golden.json"] = json.dumps({"cases": cases, "transcription": transcription}, separators=(",", ":"))
     return files
 
 

@@ -286,6 +286,32 @@ def test_the_routes_hear_as_python_does(server: Server, root: Path) -> None:
     assert server.get("/v1/models").json["data"][0]["input_modalities"] == ["text", "audio"]
 
 
+def test_a_sound_is_written_down(server: Server) -> None:
+    expected = json.loads((folder() / "golden.json").read_text())["transcription"]
+    content = wav("talk", 20000)
+    wanted = hearing().detokenize_text(expected["greedy_ids"], True).strip()
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none") as client:
+        limit: Any = {"max_completion_tokens": len(expected["greedy_ids"])}
+        create = client.audio.transcriptions.create
+        heard = create(file=("talk.wav", content), model="default", language="en", extra_body=limit)
+        text = create(file=("talk.wav", content), model="default", language="en", response_format="text", extra_body=limit)
+        assert heard.text == wanted
+        assert str(text).strip() == wanted
+        usage = {"type": "tokens", "input_tokens": len(expected["input_ids"]), "output_tokens": 8}
+        assert heard.usage is not None
+        assert heard.usage.model_dump(exclude_none=True) == {**usage, "total_tokens": usage["input_tokens"] + 8}
+        for field, value in [("response_format", "srt"), ("language", "english"), ("prompt", "cats"), ("temperature", 3)]:
+            with pytest.raises(openai.BadRequestError) as error:
+                create(**{"file": ("talk.wav", content), "model": "default", field: value})
+            assert error.value.param == field
+        with pytest.raises(openai.BadRequestError, match="no WAV, FLAC"):
+            create(file=("talk.wav", b"nothing"), model="default")
+        with pytest.raises(openai.NotFoundError):
+            create(file=("talk.wav", content), model="another")
+    reply = server.post("/v1/audio/transcriptions", {"file": "x"})
+    assert (reply.status, "multipart/form-data" in reply.error["message"]) == (415, True)
+
+
 def test_addresses_that_are_not_allowed_are_refused(server: Server, root: Path) -> None:
     place = "messages[0].content[0].audio_url"
     for url, message in [

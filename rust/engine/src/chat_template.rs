@@ -67,6 +67,8 @@ pub struct RenderOptions {
     pub add_generation_prompt: bool,
     /// Ends with the text of the last message, which the answer then goes on from; not with `add_generation_prompt`.
     pub continue_final_message: bool,
+    /// Written behind what the template gives, as if it were a part of it: special tokens in it are such.
+    pub appended: String,
     /// Given to the template when set.
     pub enable_thinking: Option<bool>,
     /// Given to the template when set.
@@ -86,6 +88,7 @@ impl Default for RenderOptions {
         Self {
             add_generation_prompt: true,
             continue_final_message: false,
+            appended: String::new(),
             enable_thinking: None,
             reasoning_effort: None,
             thinking_budget: None,

@@ -18,6 +18,7 @@ pub mod sampling;
 pub mod structured;
 pub mod text;
 pub mod tools;
+pub mod transcription;
 
 pub use error::ApiError;
 pub use fields::{Fields, Rule, of_request};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use engine::{GenerationRequest, Media as Given, MediaKind, Message, Prompt, audio, images};
 use openai::{ApiError, media};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{StartError, app::App, config::ServerConfig, errors::internal, media::Media};
 
@@ -24,6 +24,11 @@ impl Seeing {
         let media = Media::of_clients(root, &config.allowed_media_domains).map_err(|error| StartError(error.0))?;
         Ok(Self { media: Arc::new(media), max_images: config.max_num_images, turns: Semaphore::new(MAX_AT_ONCE) })
     }
+
+    /// Waits until one more may fetch or decode, as long as what is returned lives.
+    pub async fn turn(&self) -> Result<SemaphorePermit<'_>, ApiError> {
+        self.turns.acquire().await.map_err(|_| internal("the server no longer fetches images and sounds".into()))
+    }
 }
 
 /// Puts the images and sounds of requests in place.
@@ -42,9 +47,9 @@ pub async fn place(app: &App, mut messages: Vec<Message>) -> Result<Vec<Message>
     if !media::are_pending(&messages) {
         return Ok(messages);
     }
-    let Seeing { media: web, max_images, turns } = &app.seeing;
+    let Seeing { media: web, max_images, .. } = &app.seeing;
     let (web, max_images) = (Arc::clone(web), *max_images);
-    let _turn = turns.acquire().await.map_err(|_| internal("the server no longer fetches images and sounds".into()))?;
+    let _turn = app.seeing.turn().await?;
     let work = move || {
         let (mut of_images, mut of_sounds) = (images::Limits::default(), audio::Limits::default());
         let mut num_given: usize = messages.iter().map(|message| message.media.len()).sum();

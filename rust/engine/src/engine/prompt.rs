@@ -55,6 +55,7 @@ pub fn render_chat(
             expand(shared, config, &text, media)?
         }
     };
+    let text = text + &options.appended;
     if marked.is_some() {
         return forgery::encode(&text, &shared.tokenizer);
     }
