@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mistral_paged import ChatCompletionRequest, RgbImage, Runner, Usage
+from mistral_paged import ChatCompletionRequest, RgbImage, Runner, Sound, Usage
 from mistral_paged.console import Lines, note
 from mistral_paged.flags import SAMPLING_DEFAULTS as SAMPLING
 from mistral_paged.flags import Usage as WrongUsage
@@ -21,7 +21,9 @@ SETTINGS: dict[str, tuple[str, Callable[[str], float], Callable[[float], bool], 
 }
 """Commands of the chat that set a field: the field, its type, what it can be, and that in words."""
 KINDS = ("auto", "text", "multimodal")
-"""What `run` says of the model. Of these, auto is text, or with `--image` multimodal."""
+"""What `run` says of the model. Of these, auto is text, or with `--image` or `--audio` multimodal."""
+MULTIMODAL = "`run multimodal` sees images, or hears sounds"
+"""What takes what a model of text does not."""
 CHAT_HELP = """\
 /help              this text
 /exit              leave (or Ctrl-D)
@@ -31,6 +33,7 @@ CHAT_HELP = """\
 /topk N            the N likeliest tokens
 /topp P            the likeliest tokens that have probability P together
 /image FILE        an image for the next message; may be given again
+/audio FILE        a sound for the next message; may be given again
 /adapter ALIAS     the adapter that answers; without ALIAS none
 Ctrl-C stops an answer; what there is of it stays in the conversation."""
 
@@ -38,30 +41,34 @@ Ctrl-C stops an answer; what there is of it stays in the conversation."""
 def describe_command(command: argparse.ArgumentParser) -> None:
     """What the help of `run` says besides its flags."""
     # Without `choices`: the value of a flag that does not exist is taken for a kind, and the flag is what is to be named.
-    command.add_argument("kind", nargs="?", default="auto", metavar="KIND", help="auto, text or multimodal, which sees images")
+    command.add_argument(
+        "kind", nargs="?", default="auto", metavar="KIND", help="auto, text or multimodal, which sees images or hears sounds"
+    )
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses a kind that cannot be run, and images that nobody would see, before a model is loaded; `Usage`."""
+    """Refuses a kind that cannot be run, and images and sounds without an answer, before a model is loaded; `Usage`."""
     if options.kind not in KINDS:
         raise WrongUsage(f"argument KIND: invalid choice: {options.kind!r} (choose from {', '.join(map(repr, KINDS))})")
-    if options.image is None:
-        return
-    if options.input is None:
-        raise WrongUsage("--image goes with -i TEXT; in a chat, /image FILE adds one to the next message")
-    if options.kind == "text":
-        raise WrongUsage("--image cannot be used with a model of the kind 'text'; `run multimodal` sees images")
-    options.kind = "multimodal"
+    for flag, given in [("image", options.image), ("audio", options.audio)]:
+        if given is None:
+            continue
+        if options.input is None:
+            raise WrongUsage(f"--{flag} goes with -i TEXT; in a chat, /{flag} FILE adds one to the next message")
+        if options.kind == "text":
+            raise WrongUsage(f"--{flag} cannot be used with a model of the kind 'text'; {MULTIMODAL}")
+        options.kind = "multimodal"
 
 
 def run(options: argparse.Namespace) -> None:
     """Loads the model, then answers once or chats."""
     check(options)
-    images = [RgbImage(image) for image in map(Path, options.image or [])]
+    media = [part_of("image", Path(file)) for file in options.image or []]
+    media += [part_of("audio", Path(file)) for file in options.audio or []]
     runner = load(options)
     chat = Chat(runner, options)
     if options.input is not None:
-        chat.images = images
+        chat.media = media
         note(chat.answer(options.input))
         return
     lines = Lines()
@@ -87,6 +94,11 @@ def run(options: argparse.Namespace) -> None:
                 note(f"error: {error}")
 
 
+def part_of(kind: str, file: Path) -> dict[str, Any]:
+    """The part of a message that an image or a sound is; `ValueError`."""
+    return {"type": kind, kind: RgbImage(file) if kind == "image" else Sound(file)}
+
+
 class Chat:
     """A conversation, and how the answers are sampled."""
 
@@ -94,7 +106,7 @@ class Chat:
         self.runner = runner
         self.options = options
         self.messages: list[dict[str, Any]] = []
-        self.images: list[RgbImage] = []
+        self.media: list[dict[str, Any]] = []
         self.model = runner.generation_config()
         self.clear()
 
@@ -115,9 +127,8 @@ class Chat:
         not.
         """
         question: dict[str, Any] = {"role": "user", "content": text}
-        if self.images:
-            parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in self.images]
-            question["content"] = [*parts, {"type": "text", "text": text}]
+        if self.media:
+            question["content"] = [*self.media, {"type": "text", "text": text}]
         options = self.options
         request = ChatCompletionRequest(
             [*self.messages, question],
@@ -148,7 +159,7 @@ class Chat:
         finally:
             said = "".join(texts)
             if said or reason is not None:
-                self.images = []
+                self.media = []
                 self.messages += [question, {"role": "assistant", "content": said}]
         return describe_cut(reason, usage, options.max_tokens) + describe(usage)
 
@@ -162,8 +173,8 @@ class Chat:
             note(CHAT_HELP)
         elif name == "/clear":
             self.clear()
-        elif name == "/image":
-            self.add_image(value)
+        elif name in ("/image", "/audio"):
+            self.add_media(name, value)
         elif name == "/adapter":
             self.options.adapter = value or None
         elif name == "/system":
@@ -182,15 +193,15 @@ class Chat:
         else:
             note(f"error: unknown command {name}; /help lists the commands")
 
-    def add_image(self, path: str) -> None:
-        """An image for the next message, or why there is none."""
+    def add_media(self, name: str, path: str) -> None:
+        """An image or a sound for the next message, or why there is none."""
         if self.options.kind != "multimodal":
-            note("error: this model was loaded for text; `run multimodal` sees images")
+            note(f"error: this model was loaded for text; {MULTIMODAL}")
         elif not path:
-            note("error: /image takes a file")
+            note(f"error: {name} takes a file")
         else:
             try:
-                self.images.append(RgbImage(Path(path).expanduser()))
+                self.media.append(part_of(name[1:], Path(path).expanduser()))
             except ValueError as error:
                 note(f"error: {error}")
 

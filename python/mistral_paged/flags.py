@@ -71,6 +71,7 @@ MULTIMODAL_ARCHITECTURES = {
     "qwen3_5moe": MultimodalArchitecture.Qwen3_5Moe,
     "qwen3vl": MultimodalArchitecture.Qwen3VL,
     "qwen3vlmoe": MultimodalArchitecture.Qwen3VLMoE,
+    "voxtral": MultimodalArchitecture.Voxtral,
 }
 
 
@@ -244,7 +245,7 @@ LOGGING = (
 
 LATER_WEIGHTS = "load a quantised GGUF file with -f"
 NO_XLORA = "X-LoRA mixes its adapters by a second pass of each token; load them with --lora, one a request"
-LATER_MEDIA = "this version takes text and images only"
+LATER_MEDIA = "this version takes text, images and sounds only"
 LATER_TOOLS = "this server runs no tools"
 
 MODEL = (
@@ -308,8 +309,16 @@ MODEL = (
     Flag(
         ("--max-edge",), "multimodal: pixels of an image's longer edge; larger ones are made smaller", "N", int, section="model"
     ),
-    Flag(("--encoder-cache-mb",), "multimodal: MB that vectors of images may take; default 256", "MB", int, section="model"),
-    Flag(("--max-num-images",), "serve multimodal: images of a request at most; default 16", "N", int, section="model"),
+    Flag(
+        ("--encoder-cache-mb",),
+        "multimodal: MB that vectors of images and sounds may take; default 256",
+        "MB",
+        int,
+        section="model",
+    ),
+    Flag(
+        ("--max-num-images",), "serve multimodal: images and sounds of a request at most; default 16", "N", int, section="model"
+    ),
     Flag(("--max-image-length",), "for device mapping", "N", left_out="use --max-edge", section="model"),
     Flag(
         ("-n", "--device-layers"),
@@ -382,7 +391,13 @@ REQUEST = (
         section="request",
     ),
     Flag(("--video",), "video", "FILE", planned=LATER_MEDIA, repeated=True, section="request"),
-    Flag(("--audio",), "audio", "FILE", planned=LATER_MEDIA, repeated=True, section="request"),
+    Flag(
+        ("--audio",),
+        "sound before the text, for a model of the kind multimodal; may be repeated; needs -i",
+        "FILE",
+        repeated=True,
+        section="request",
+    ),
     Flag(("--adapter",), "adapter that answers", "ALIAS", section="request"),
 )
 
@@ -500,10 +515,15 @@ SERVER = (
     Flag(("--max-queued",), "answers that wait at most; more are refused with 429; default 512", "N", int, 512, section="server"),
     Flag(("--max-queued-tokens",), "tokens of prompts that wait at most; more are refused with 429", "N", int, section="server"),
     Flag(("--max-body-mb",), "MB of a request at most; default 16", "MB", int, 16, section="server"),
-    Flag(("--allowed-local-media-path",), "folder below which clients may name images by file: URLs", "DIR", section="server"),
+    Flag(
+        ("--allowed-local-media-path",),
+        "folder below which clients may name images and sounds by file: URLs",
+        "DIR",
+        section="server",
+    ),
     Flag(
         ("--allowed-media-domains",),
-        "hosts that clients may name images of by http: and https: URLs",
+        "hosts that clients may name images and sounds of by http: and https: URLs",
         "HOST",
         several=True,
         section="server",

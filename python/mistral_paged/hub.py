@@ -14,6 +14,7 @@ TEXT_FILES = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
+    "tekken.json",
     "tokenizer.model",
     "tokenizer_config.json",
     "added_tokens.json",

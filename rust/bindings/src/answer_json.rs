@@ -93,6 +93,7 @@ pub struct Usage<'a> {
     pub draft_tokens: usize,
     pub accepted_draft_tokens: usize,
     pub encoded_images: usize,
+    pub encoded_sounds: usize,
 }
 
 #[derive(Serialize)]

@@ -107,8 +107,8 @@ pub enum MultimodalArchitecture {
 }
 
 impl MultimodalArchitecture {
-    /// Those whose images are computed.
-    const IMPLEMENTED: [Self; 16] = [
+    /// Those whose images or sounds are computed.
+    const IMPLEMENTED: [Self; 17] = [
         Self::LLaVA,
         Self::LLaVANext,
         Self::Idefics2,
@@ -125,9 +125,10 @@ impl MultimodalArchitecture {
         Self::Lfm2Vl,
         Self::Llama4,
         Self::Gemma4,
+        Self::Voxtral,
     ];
 
-    /// `model_type` that config.json may have; an error before anything is downloaded when images are not computed.
+    /// `model_type` that config.json may have; an error before anything is downloaded when they are not computed.
     pub fn model_types(self) -> PyResult<&'static [&'static str]> {
         Ok(match self {
             Self::LLaVA => &["llava"],
@@ -146,6 +147,7 @@ impl MultimodalArchitecture {
             Self::Lfm2Vl => &["lfm2_vl"],
             Self::Llama4 => &["llama4"],
             Self::Gemma4 => &["gemma4"],
+            Self::Voxtral => &["voxtral"],
             _ => {
                 let known: Vec<String> = Self::IMPLEMENTED.iter().map(|known| format!("{known:?}")).collect();
                 let known = known.join(", ");

@@ -10,7 +10,7 @@ use pyo3::{
     IntoPyObjectExt,
     exceptions::PyTypeError,
     prelude::*,
-    types::{PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple, PyType},
+    types::{PyByteArray, PyBytes, PyString, PyType},
 };
 use server::media::{Media, MediaError, read_file};
 
@@ -36,7 +36,7 @@ pub struct RgbImage {
 }
 
 /// What an image is made of.
-enum Source {
+pub enum Source {
     Url(String),
     Path(PathBuf),
     File(Vec<u8>),
@@ -45,11 +45,11 @@ enum Source {
 }
 
 /// Work that takes a while, in the terms of [`enter_long`].
-const LONG: usize = usize::MAX;
+pub const LONG: usize = usize::MAX;
 
 impl Source {
     /// Reads, fetches and decodes without holding the interpreter; `place` is what errors name.
-    fn image(self, py: Python<'_>, place: &str, media: &Arc<Media>) -> PyResult<Arc<images::RgbImage>> {
+    pub fn image(self, py: Python<'_>, place: &str, media: &Arc<Media>) -> PyResult<Arc<images::RgbImage>> {
         if let Self::Image(image) = self {
             return Ok(image);
         }
@@ -65,7 +65,7 @@ impl Source {
             let image = match self {
                 Self::Url(url) => media.image(&url, &limits).map_err(|why| refused(&why))?,
                 Self::Path(path) => {
-                    let bytes = read_file(&path, &limits).map_err(|why| refused(&why))?;
+                    let bytes = read_file(&path, limits.max_bytes).map_err(|why| refused(&why))?;
                     decode(&bytes, &limits).map_err(|why| refused(&format!("{}: {why}", path.display())))?
                 }
                 Self::File(bytes) => decode(&bytes, &limits).map_err(|why| refused(&why))?,
@@ -79,6 +79,12 @@ impl Source {
     }
 }
 
+/// Whether a text is a URL, and no path.
+pub fn has_scheme(text: &str) -> bool {
+    let begins = |scheme: &&str| text.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme));
+    ["data:", "file:", "http:", "https:"].iter().any(begins)
+}
+
 /// The pixels of an image at most, as for files.
 fn check_pixels(place: &str, width: u64, height: u64) -> PyResult<(u32, u32)> {
     let max_pixels = Limits::default().max_pixels;
@@ -90,16 +96,13 @@ fn check_pixels(place: &str, width: u64, height: u64) -> PyResult<(u32, u32)> {
 }
 
 /// What `object` is; errors name it as `place`.
-fn source(place: &str, object: &Bound<'_, PyAny>) -> PyResult<Source> {
+pub fn source(place: &str, object: &Bound<'_, PyAny>) -> PyResult<Source> {
     if let Ok(image) = object.cast::<RgbImage>() {
         return Ok(Source::Image(Arc::clone(&image.get().image)));
     }
     if object.is_instance_of::<PyString>() {
         let Text(text) = named(place, object)?;
-        let has_scheme = ["data:", "file:", "http:", "https:"]
-            .iter()
-            .any(|scheme| text.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme)));
-        return Ok(if has_scheme { Source::Url(text) } else { Source::Path(text.into()) });
+        return Ok(if has_scheme(&text) { Source::Url(text) } else { Source::Path(text.into()) });
     }
     if let Ok(bytes) = object.cast::<PyBytes>() {
         return Ok(Source::File(bytes.as_bytes().to_vec()));
@@ -234,97 +237,8 @@ impl RgbImage {
     }
 }
 
-/// The images of messages, those of each in order, and the messages without them; `None` where there are none.
-#[allow(clippy::type_complexity, reason = "messages and what was in them")]
-pub fn take<'py>(
-    messages: &Bound<'py, PyAny>,
-    media: &Arc<Media>,
-) -> PyResult<Option<(Bound<'py, PyAny>, Vec<Vec<Arc<images::RgbImage>>>)>> {
-    let py = messages.py();
-    let (mut all, mut rest) = (Vec::new(), Vec::new());
-    let Some(items) = items(messages) else { return Ok(None) };
-    for (i, message) in items.into_iter().enumerate() {
-        let content = message.cast::<PyDict>().ok().and_then(|dict| dict.get_item("content").ok().flatten());
-        let mut images = Vec::new();
-        let Some(parts) = content.as_ref().and_then(self::items) else {
-            all.push(images);
-            rest.push(message);
-            continue;
-        };
-        let mut stripped = Vec::new();
-        for (j, part) in parts.into_iter().enumerate() {
-            let place = format!("messages[{i}]['content'][{j}]");
-            match image_of(&place, &part)? {
-                Some((place, object)) => {
-                    images.push(source(&place, &object)?.image(py, &place, media)?);
-                    let placed = PyDict::new(py);
-                    placed.set_item("type", "image")?;
-                    stripped.push(placed.into_any());
-                }
-                None => stripped.push(part),
-            }
-        }
-        let without = message.cast::<PyDict>()?.copy()?;
-        without.set_item("content", stripped)?;
-        all.push(images);
-        rest.push(without.into_any());
+impl From<Arc<images::RgbImage>> for RgbImage {
+    fn from(image: Arc<images::RgbImage>) -> Self {
+        Self { image }
     }
-    if all.iter().all(Vec::is_empty) {
-        return Ok(None);
-    }
-    Ok(Some((PyList::new(py, rest)?.into_any(), all)))
-}
-
-fn items<'py>(object: &Bound<'py, PyAny>) -> Option<Vec<Bound<'py, PyAny>>> {
-    match object.cast::<PyList>() {
-        Ok(list) => Some(list.iter().collect()),
-        Err(_) => object.cast::<PyTuple>().ok().map(|tuple| tuple.iter().collect()),
-    }
-}
-
-/// The image that a part has, and what errors call it.
-fn image_of<'py>(place: &str, part: &Bound<'py, PyAny>) -> PyResult<Option<(String, Bound<'py, PyAny>)>> {
-    let Ok(part) = part.cast::<PyDict>() else { return Ok(None) };
-    let Some(kind) = part.get_item("type")? else { return Ok(None) };
-    let key = match kind.cast::<PyString>().ok().and_then(|kind| kind.extract::<Text>().ok()) {
-        Some(Text(kind)) if kind == "image" => "image",
-        Some(Text(kind)) if kind == "image_url" => "image_url",
-        _ => return Ok(None),
-    };
-    let place = format!("{place}['{key}']");
-    if let Some(other) = part.keys().iter().find(|name| !["type", key, "detail"].iter().any(|own| name.eq(*own).unwrap_or(false)))
-    {
-        return Err(invalid(format!("`{place}` stands beside the unknown key {}; leave it out", other.repr()?)));
-    }
-    let missing = || invalid(format!("`{place}` is missing; give the image"));
-    let value = part.get_item(key)?.filter(|value| !value.is_none()).ok_or_else(missing)?;
-    check_detail(&place, part)?;
-    let Ok(dict) = value.cast::<PyDict>() else { return Ok(Some((place, value))) };
-    check_detail(&place, dict)?;
-    let url = dict.get_item("url")?.ok_or_else(|| invalid(format!("`{place}` has no 'url'")))?;
-    Ok(Some((format!("{place}['url']"), url)))
-}
-
-/// What a model makes of an image is its own.
-fn check_detail(place: &str, dict: &Bound<'_, PyDict>) -> PyResult<()> {
-    match dict.get_item("detail")? {
-        Some(detail) if !detail.is_none() && !detail.eq("auto")? => {
-            Err(invalid(format!("`{place}`: 'detail' is {}; leave it out, or give 'auto'", detail.repr()?)))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Puts the images of a message, as a dict, back into its parts.
-pub fn put_back(message: &Bound<'_, PyAny>, images: &[Arc<images::RgbImage>]) -> PyResult<()> {
-    let mut images = images.iter();
-    for part in message.get_item("content")?.try_iter()? {
-        let part = part?;
-        if part.get_item("type")?.eq("image")?
-            && let Some(image) = images.next()
-        {
-            part.set_item("image", Py::new(message.py(), RgbImage { image: Arc::clone(image) })?)?;
-        }
-    }
-    Ok(())
 }

@@ -18,6 +18,7 @@ mod gpu_timer;
 mod images;
 mod load;
 mod logger;
+mod media;
 mod memory;
 mod messages;
 mod model;
@@ -34,6 +35,7 @@ mod sequence;
 mod serve;
 mod service;
 mod simulate;
+mod sounds;
 mod stats;
 mod streaming;
 mod warnings;
@@ -81,6 +83,8 @@ mod _core {
     use crate::serve::{check_keys, serve};
     #[pymodule_export]
     use crate::simulate::{simulate, simulator_devices};
+    #[pymodule_export]
+    use crate::sounds::Sound;
     #[pymodule_export]
     use crate::streaming::ChatCompletionStreamer;
     #[pymodule_export]

@@ -312,7 +312,7 @@ impl Runner {
             speculation: speculation.flatten(),
             mtp: mtp.map(|(head, _)| head),
             embedding: selection.embedding,
-            vision: options::vision(py, &selection, token_source)?,
+            media: options::media(py, &selection, token_source)?,
             cpu: CpuOptions {
                 isa: cpu_tier.map(str::to_owned),
                 num_threads: at_least_if_given("num_threads", num_threads.as_ref(), 1)?,

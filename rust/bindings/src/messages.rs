@@ -15,28 +15,28 @@ use crate::{
     arguments::{Text, named},
     enums::ToolChoice,
     exceptions::{invalid, not_yet},
-    images,
+    images, media,
 };
 
-/// A list of dicts, or a text that is one user turn. No image is fetched from elsewhere.
+/// A list of dicts, or a text that is one user turn. Nothing is fetched from elsewhere.
 pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
     parse_with(messages, &images::media(None)?)
 }
 
-/// The same, with images that may be fetched.
-pub fn parse_with(messages: &Bound<'_, PyAny>, media: &Arc<Media>) -> PyResult<Vec<Message>> {
+/// The same, with images and sounds that may be fetched.
+pub fn parse_with(messages: &Bound<'_, PyAny>, fetcher: &Arc<Media>) -> PyResult<Vec<Message>> {
     if messages.is_instance_of::<PyString>() {
         let Text(text) = named("messages", messages)?;
         return Ok(vec![Message {
             role: "user".into(),
             content: MessageContent::Text(text),
-            images: Vec::new(),
+            media: Vec::new(),
             extra: Map::new(),
         }]);
     }
-    let taken = images::take(messages, media)?;
-    let (messages, mut images) = match &taken {
-        Some((messages, images)) => (messages, images.clone().into_iter()),
+    let taken = media::take(messages, fetcher)?;
+    let (messages, mut media) = match &taken {
+        Some((messages, media)) => (messages, media.clone().into_iter()),
         None => (messages, Vec::new().into_iter()),
     };
     let Value::Array(messages) = to_json("messages", messages)? else {
@@ -48,8 +48,8 @@ pub fn parse_with(messages: &Bound<'_, PyAny>, media: &Arc<Media>) -> PyResult<V
         ));
     }
     let message = |(index, message)| -> PyResult<Message> {
-        let images = images.next().unwrap_or_default();
-        Ok(Message { images, ..parse_one(index, message)? })
+        let media = media.next().unwrap_or_default();
+        Ok(Message { media, ..parse_one(index, message)? })
     };
     messages.into_iter().enumerate().map(message).collect()
 }
@@ -113,8 +113,8 @@ pub fn to_python<'py>(py: Python<'py>, messages: &[Message]) -> PyResult<Bound<'
     };
     let dicts: Value = messages.iter().map(dict).collect();
     let dicts = py.import("json")?.call_method1("loads", (dicts.to_string(),))?;
-    for (i, message) in messages.iter().enumerate().filter(|(_, message)| !message.images.is_empty()) {
-        images::put_back(&dicts.get_item(i)?, &message.images)?;
+    for (i, message) in messages.iter().enumerate().filter(|(_, message)| !message.media.is_empty()) {
+        media::put_back(&dicts.get_item(i)?, &message.media)?;
     }
     Ok(dicts)
 }
@@ -144,7 +144,7 @@ fn parse_one(index: usize, message: Value) -> PyResult<Message> {
         let place = format!("messages[{index}].tool_calls");
         *calls = openai::tools::earlier_calls(&place, calls).map_err(|error| invalid(error.message))?;
     }
-    Ok(Message { role, content, images: Vec::new(), extra: message })
+    Ok(Message { role, content, media: Vec::new(), extra: message })
 }
 
 fn check_parts(index: usize, parts: Vec<Value>) -> PyResult<Vec<Value>> {
@@ -157,11 +157,13 @@ fn check_parts(index: usize, parts: Vec<Value>) -> PyResult<Vec<Value>> {
             Some("text") if part.get("text").is_some_and(Value::is_string) => {}
             Some("text") => return Err(invalid(format!("{place} has no 'text' of type str"))),
             // What it had was taken out of it.
-            Some("image") => {}
-            Some(kind @ ("audio_url" | "video_url")) => {
-                return Err(not_yet(&format!("{place} of type '{kind}'"), "give parts of type 'text' or 'image'"));
+            Some("image" | "audio") => {}
+            Some(kind @ "video_url") => {
+                return Err(not_yet(&format!("{place} of type '{kind}'"), "give parts of type 'text', 'image' or 'audio'"));
             }
-            Some(other) => return Err(invalid(format!("{place} has the unknown type '{other}'; give 'text' or 'image'"))),
+            Some(other) => {
+                return Err(invalid(format!("{place} has the unknown type '{other}'; give 'text', 'image' or 'audio'")));
+            }
             None => return Err(invalid(format!("{place} must be a dict with a 'type', such as 'text', got {part}"))),
         }
     }

@@ -9,7 +9,7 @@ use std::{
 
 use engine::{
     AdapterOptions, DEFAULT_MTP_DRAFTS, Device, DraftChoice, DraftModel, Importance, Isq, KvEventsConfig, KvTierConfig,
-    MemoryGpuConfig, ModelSource, MtpHead, PagedAttentionConfig, Policies, PromptLookup, Speculation, VisionOptions,
+    MediaOptions, MemoryGpuConfig, ModelSource, MtpHead, PagedAttentionConfig, Policies, PromptLookup, Speculation,
     cuda::CudaOptions,
 };
 use pyo3::{
@@ -343,7 +343,7 @@ pub fn draft(
     let text = "a draft model is Which.Plain, Which.GGUF or Which.GGML";
     refuse_draft(selection.adapters.is_some(), "adapters", text)?;
     refuse_draft(selection.embedding.is_some(), "embeddings", text)?;
-    refuse_draft(selection.vision.is_some(), "images", text)?;
+    refuse_draft(selection.media.is_some(), "images", text)?;
     refuse_draft(selection.imatrix.is_some() || selection.calibration_file.is_some(), "an importance of columns", text)?;
     if selection.dtype != ModelDType::Auto && selection.dtype != dtype {
         return Err(invalid("`which_draft` has another dtype than `which`, in whose a draft model computes: leave it out"));
@@ -394,11 +394,11 @@ pub fn resolve_adapters(py: Python<'_>, selection: &Selection, token_source: &st
 }
 
 /// How the model sees, after downloading an image encoder that has a file of its own.
-pub fn vision(py: Python<'_>, selection: &Selection, token_source: &str) -> PyResult<Option<VisionOptions>> {
-    let (Some(vision), Some(mmproj)) = (&selection.vision, &selection.mmproj) else { return Ok(selection.vision.clone()) };
+pub fn media(py: Python<'_>, selection: &Selection, token_source: &str) -> PyResult<Option<MediaOptions>> {
+    let (Some(media), Some(mmproj)) = (&selection.media, &selection.mmproj) else { return Ok(selection.media.clone()) };
     let arguments = (&selection.model_id, mmproj, token_source, selection.cache_dir.as_deref());
     let path: PathBuf = py.import("mistral_paged.hub")?.call_method1("resolve_mmproj", arguments)?.extract()?;
-    Ok(Some(VisionOptions { mmproj: Some(path), ..vision.clone() }))
+    Ok(Some(MediaOptions { mmproj: Some(path), ..media.clone() }))
 }
 
 /// A model that sees is of the architecture that the caller expects. The engine itself knows that of its language model.

@@ -245,7 +245,7 @@ pub fn submit_embeddings(
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value, reason = "an argument")]
 pub fn takes_long(request: AnyRequest<'_>) -> bool {
-    matches!(&request, AnyRequest::Chat(request) if request.get().request.prompt.has_images())
+    matches!(&request, AnyRequest::Chat(request) if request.get().request.prompt.has_media())
 }
 
 /// Submits a request whose events `signal` tells of. The model must be loaded.

@@ -44,8 +44,10 @@ pub fn quantize(
             "`which` has adapters, which are not written to a GGUF file; use Which.Plain, or Which.GGUF without",
         ));
     }
-    if selection.vision.is_some() {
-        return Err(invalid("`which` sees images, and its encoder has no place in the GGUF file; use Which.Plain for its text"));
+    if selection.media.is_some() {
+        return Err(invalid(
+            "`which` sees images or hears sounds, and its encoder has no place in the GGUF file; use Which.Plain for its text",
+        ));
     }
     if selection.dtype != ModelDType::Auto {
         return Err(invalid("`dtype` is a type to compute in, and nothing is computed: leave it out of `which`"));

@@ -66,10 +66,13 @@ use crate::{
 ///   `parameters`, a JSON Schema. `tool_choice`: `ToolChoice.Auto` (unless given), `ToolChoice.NoTools`, "required", or
 ///   `{"type": "function", "function": {"name": ...}}`. `parallel_tool_calls`: an answer may have several. Calls are enforced by
 ///   a grammar: they name a function that is there, with arguments of its schema.
-/// - Images, for a model of `Which.MultimodalPlain`: `content` is a list of parts, `{"type": "text", "text": ...}` and `{"type":
-///   "image", "image": ...}` with all that an `RgbImage` is made of, or `{"type": "image_url", "image_url": {"url": ...}}`. They
-///   are read here; `messages` has them as `RgbImage`. `allowed_media_domains`: hosts that http and https URLs may name; none
-///   unless given.
+/// - Images, for a model of `Which.MultimodalPlain` that sees: `content` is a list of parts, `{"type": "text", "text": ...}` and
+///   `{"type": "image", "image": ...}` with all that an `RgbImage` is made of, or `{"type": "image_url", "image_url": {"url":
+///   ...}}`. They are read here; `messages` has them as `RgbImage`.
+/// - Sounds, for one that hears: `{"type": "audio", "audio": ...}` with all that a `Sound` is made of, beside an array its
+///   `rate`; `{"type": "audio_url", "audio_url": {"url": ...}}`; or `{"type": "input_audio", "input_audio": {"data": base64,
+///   "format": "wav"}}`. `messages` has them as `Sound`.
+/// - `allowed_media_domains`: hosts that http and https URLs may name; none unless given.
 ///
 /// A request gives back its fields, is equal to one of equal fields, and can be copied and pickled. A value out of range raises
 /// `ValueError`, here or when the request is sent; a field that is not supported yet, which are those not named here, raises

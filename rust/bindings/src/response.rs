@@ -81,7 +81,8 @@ record! {
     /// What a request used: tokens, seconds from submission, tokens a second; `preemptions`, how often a choice lost its blocks
     /// to another request, and `recomputed_tokens`, how many tokens were computed again; `draft_tokens`, how many later tokens
     /// were guessed (speculative decoding), and `accepted_draft_tokens`, how many of these are part of the answer;
-    /// `encoded_images`, how many images of the prompt had to be encoded, because no cache had them.
+    /// `encoded_images`, how many images of the prompt had to be encoded, because no cache had them, and
+    /// `encoded_sounds`, the same of chunks of sounds.
     pub struct Usage {
         completion_tokens: usize,
         prompt_tokens: usize,
@@ -98,6 +99,7 @@ record! {
         draft_tokens: usize,
         accepted_draft_tokens: usize,
         encoded_images: usize,
+        encoded_sounds: usize,
     }
 }
 
@@ -245,6 +247,7 @@ impl Usage {
             draft_tokens: self.draft_tokens,
             accepted_draft_tokens: self.accepted_draft_tokens,
             encoded_images: self.encoded_images,
+            encoded_sounds: self.encoded_sounds,
         }
     }
 }
@@ -469,6 +472,7 @@ pub fn usage(py: Python<'_>, usage: &engine::Usage) -> PyResult<Py<Usage>> {
             draft_tokens: usage.draft_tokens,
             accepted_draft_tokens: usage.accepted_draft_tokens,
             encoded_images: usage.encoded_images,
+            encoded_sounds: usage.encoded_sounds,
         },
     )
 }

@@ -225,7 +225,7 @@ impl Runner {
             calibration_file: options::calibration_file(py, &selection)?,
             adapters: options::resolve_adapters(py, &selection, token_source)?,
             embedding: selection.embedding,
-            vision: options::vision(py, &selection, token_source)?,
+            media: options::media(py, &selection, token_source)?,
             chat_template: options::chat_template(py, chat_template, jinja_explicit)?,
             device: options::device(device)?,
             kv_tier: options::kv_tier(py, kv_tier.as_ref(), kv_tier_size.as_ref())?,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use engine::{EmbeddingOptions, VisionOptions};
+use engine::{EmbeddingOptions, MediaOptions};
 use pyo3::{
     IntoPyObjectExt,
     prelude::*,
@@ -146,11 +146,11 @@ pub enum Which {
         order: Option<Py<PyAny>>,
         auto_map_params: Option<Py<PyAny>>,
     },
-    /// A model that sees images beside text, in Hugging Face layout with `preprocessor_config.json` or `processor_config.json`;
-    /// `Which.VisionPlain` is the same. `arch` left out follows config.json. `max_edge`, in pixels, 1 or more: an image whose
-    /// longer edge has more is made smaller first. `encoder_cache_memory_bytes`, 1 or more: what vectors of images may take
-    /// beside the KV pool, 256 MiB unless given; a conversation about an image computes them once. The other fields are as in
-    /// `Which.Plain`. Fields not named here are not supported yet.
+    /// A model that sees images, or hears sounds, beside text, in Hugging Face layout with `preprocessor_config.json` or
+    /// `processor_config.json`; `Which.VisionPlain` is the same. `arch` left out follows config.json. `max_edge`, in pixels, 1 or
+    /// more: an image whose longer edge has more is made smaller first. `encoder_cache_memory_bytes`, 1 or more: what vectors of
+    /// images and sounds may take beside the KV pool, 256 MiB unless given; a conversation about one computes them once. The
+    /// other fields are as in `Which.Plain`. Fields not named here are not supported yet.
     #[pyo3(constructor = (
         model_id, arch=None, tokenizer_json=None, topology=None, write_uqff=None, from_uqff=None, dtype=ModelDType::Auto,
         max_edge=None, calibration_file=None, imatrix=None, hf_cache_path=None, matformer_config_path=None,
@@ -343,7 +343,7 @@ pub struct Selection {
     /// It makes embeddings.
     pub embedding: Option<EmbeddingOptions>,
     /// It sees images; the encoder's file is that of `mmproj`, once it is found.
-    pub vision: Option<VisionOptions>,
+    pub media: Option<MediaOptions>,
     /// The image encoder's file, of a GGUF file.
     pub mmproj: Option<String>,
     /// What config.json must say of a model that sees.
@@ -383,7 +383,7 @@ impl Selection {
             cache_dir: None,
             adapters: None,
             embedding: None,
-            vision: None,
+            media: None,
             mmproj: None,
             multimodal: None,
         }
@@ -439,7 +439,7 @@ impl Selection {
                     imatrix,
                     calibration_file,
                     cache_dir: string(hf_cache_path.as_ref().map(|path| &path.0)),
-                    vision: gguf_vision(mmproj.as_deref(), *max_edge, *encoder_cache_memory_bytes, adapters.is_some())?,
+                    media: gguf_media(mmproj.as_deref(), *max_edge, *encoder_cache_memory_bytes, adapters.is_some())?,
                     mmproj,
                     adapters,
                     ..Self::new(gguf(quantized_filename.as_ref(), tok_model_id.as_ref(), None), &quantized_model_id.0, *dtype)
@@ -501,7 +501,7 @@ impl Selection {
         })
     }
 
-    /// A model that sees images.
+    /// A model that sees images or hears sounds.
     fn multimodal(which: &Which) -> PyResult<Self> {
         let Which::MultimodalPlain {
             model_id,
@@ -514,11 +514,11 @@ impl Selection {
             ..
         } = which
         else {
-            return Err(invalid("not a model that sees"));
+            return Err(invalid("not a model that sees or hears"));
         };
         arch.map(MultimodalArchitecture::model_types).transpose()?;
         let (imatrix, calibration_file) = importance_of(which);
-        let vision = VisionOptions {
+        let media = MediaOptions {
             max_edge: max_edge.map(|edge| edge.0),
             cache_bytes: encoder_cache_memory_bytes.map(|bytes| bytes.0 as u64),
             mmproj: None,
@@ -528,7 +528,7 @@ impl Selection {
             imatrix,
             calibration_file,
             cache_dir: hf_cache_path.as_ref().map(|path| path.0.0.clone()),
-            vision: Some(vision),
+            media: Some(media),
             multimodal: *arch,
             ..Self::new(Place::Multimodal, &model_id.0, *dtype)
         })
@@ -536,12 +536,12 @@ impl Selection {
 }
 
 /// How a GGUF file sees, if an image encoder goes with it.
-fn gguf_vision(
+fn gguf_media(
     mmproj: Option<&str>,
     max_edge: Option<MaxEdge>,
     cache_bytes: Option<EncoderCacheBytes>,
     has_adapters: bool,
-) -> PyResult<Option<VisionOptions>> {
+) -> PyResult<Option<MediaOptions>> {
     if mmproj.is_none() {
         let given = [("max_edge", max_edge.is_some()), ("encoder_cache_memory_bytes", cache_bytes.is_some())];
         return match given.iter().find(|(_, given)| *given) {
@@ -553,7 +553,7 @@ fn gguf_vision(
         return Err(invalid("adapters with images are not supported: leave out mmproj_filename, or adapters"));
     }
     let cache_bytes = cache_bytes.map(|bytes| bytes.0 as u64);
-    Ok(Some(VisionOptions { max_edge: max_edge.map(|edge| edge.0), cache_bytes, mmproj: None }))
+    Ok(Some(MediaOptions { max_edge: max_edge.map(|edge| edge.0), cache_bytes, mmproj: None }))
 }
 
 /// GGUF files, or with `gqa` one from before.

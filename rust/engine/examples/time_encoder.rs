@@ -4,8 +4,8 @@
 use std::{path::PathBuf, sync::Arc};
 
 use engine::{
-    Engine, EngineConfig, EngineError, GenerationRequest, MemoryGpuConfig, Message, MessageContent, ModelDType, ModelSource,
-    SamplingParams, VisionOptions, images::RgbImage,
+    Engine, EngineConfig, EngineError, GenerationRequest, MediaOptions, MemoryGpuConfig, Message, MessageContent, ModelDType,
+    ModelSource, SamplingParams, images::RgbImage,
 };
 
 const ROUNDS: u8 = 5;
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = PathBuf::from(arguments.next().ok_or("give a model's folder")?);
     let side: u32 = arguments.next().map_or(Ok(512), |side| side.parse())?;
     for dtype in [ModelDType::F32, ModelDType::Auto] {
-        let mut config = EngineConfig { dtype, vision: Some(VisionOptions::default()), ..EngineConfig::default() };
+        let mut config = EngineConfig { dtype, media: Some(MediaOptions::default()), ..EngineConfig::default() };
         config.paged_attention.mem_gpu = Some(MemoryGpuConfig::ContextSize(4096));
         let source = ModelSource::HuggingFace { path: folder.clone(), tokenizer_json: None };
         let engine = Engine::load(&source, &config, &|_| {})?;
@@ -39,7 +39,7 @@ fn ask(engine: &Engine, side: u32, round: u8) -> Result<engine::Usage, Box<dyn s
     let pixels = (0..3 * side * side).map(|i| (i * 7 % 251) as u8 ^ round).collect();
     let image = Arc::new(RgbImage::new(side, side, pixels)?);
     let parts = vec![serde_json::json!({ "type": "image" }), serde_json::json!({ "type": "text", "text": "?" })];
-    let message = Message { images: vec![image], ..Message::new("user", MessageContent::Parts(parts)) };
+    let message = Message { media: vec![image.into()], ..Message::new("user", MessageContent::Parts(parts)) };
     let sampling = SamplingParams { max_tokens: Some(1), temperature: Some(0.0), ..SamplingParams::default() };
     let completion = engine
         .submit(GenerationRequest::chat(vec![message], sampling))?

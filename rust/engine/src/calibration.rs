@@ -57,7 +57,7 @@ pub(crate) fn check(source: &ModelSource, config: &EngineConfig, is_host: bool) 
         let text = "calibration_file is measured on the processor: use device=\"cpu\", or an imatrix";
         return Err(EngineError::NotSupported(text.into()));
     }
-    let files = open_files(source, &EngineConfig { vision: None, ..config.clone() })?;
+    let files = open_files(source, &EngineConfig { media: None, ..config.clone() })?;
     importance::check_types(&files, &format!("calibration_file is {}", path.display()))
 }
 

@@ -42,7 +42,7 @@ pub struct ChatTemplate {
 enum ContentForm {
     /// As texts, whatever they are made of.
     Texts,
-    /// As texts, or as lists of parts where there are images.
+    /// As texts, or as lists of parts where there are images or sounds.
     Either,
     /// As lists of parts.
     Parts,
@@ -51,7 +51,8 @@ enum ContentForm {
 impl ContentForm {
     /// By what the template's text looks for.
     fn of(source: &str) -> Self {
-        match (source.contains("'image'") || source.contains("\"image\""), source.contains("is string")) {
+        let names = |kind: &str| source.contains(&format!("'{kind}'")) || source.contains(&format!("\"{kind}\""));
+        match (names("image") || names("audio"), source.contains("is string")) {
             (false, _) => Self::Texts,
             (true, true) => Self::Either,
             (true, false) => Self::Parts,
@@ -66,6 +67,8 @@ pub struct RenderOptions {
     pub add_generation_prompt: bool,
     /// Ends with the text of the last message, which the answer then goes on from; not with `add_generation_prompt`.
     pub continue_final_message: bool,
+    /// Written behind what the template gives, as if it were a part of it: special tokens in it are such.
+    pub appended: String,
     /// Given to the template when set.
     pub enable_thinking: Option<bool>,
     /// Given to the template when set.
@@ -85,6 +88,7 @@ impl Default for RenderOptions {
         Self {
             add_generation_prompt: true,
             continue_final_message: false,
+            appended: String::new(),
             enable_thinking: None,
             reasoning_effort: None,
             thinking_budget: None,
@@ -214,7 +218,7 @@ fn named_template(value: &Json) -> Option<String> {
 }
 
 fn message_object(index: usize, message: &Message, form: ContentForm) -> Result<Json, EngineError> {
-    let is_list = form == ContentForm::Parts || form == ContentForm::Either && !message.images.is_empty();
+    let is_list = form == ContentForm::Parts || form == ContentForm::Either && !message.media.is_empty();
     let content: Json = match &message.content {
         MessageContent::Text(text) if form == ContentForm::Parts => json!([{ "type": "text", "text": text }]),
         MessageContent::Text(text) => text.as_str().into(),
@@ -229,10 +233,10 @@ fn message_object(index: usize, message: &Message, form: ContentForm) -> Result<
                             "messages[{index}].content has a text part without text: {part}"
                         )));
                     }
-                    ("image", _) if !message.images.is_empty() => {}
+                    (kind, _) if message.media.iter().any(|media| media.kind().part_type() == kind) => {}
                     _ => {
                         return Err(EngineError::NotSupported(format!(
-                            "messages[{index}].content has a part of type {kind:?}; text and images are supported"
+                            "messages[{index}].content has a part of type {kind:?}; text, images and sounds are supported"
                         )));
                     }
                 }

@@ -102,6 +102,8 @@ pub struct Usage {
     pub accepted_draft_tokens: usize,
     /// Images of the prompt that had to be encoded; the vectors of others were there.
     pub encoded_images: usize,
+    /// The same of chunks of sounds, which are encoded one by one.
+    pub encoded_sounds: usize,
     /// Seconds from submission to the end.
     pub total_time_sec: f64,
     /// Seconds from submission to the first step that had tokens of it.

@@ -6,11 +6,11 @@ use device::{KvGroupMetadata, StepMetadata};
 use paged::{RequestId, Scheduler, SchedulerOutput};
 
 use crate::{
-    model::RopeRows,
-    vision::{
-        PromptImage,
-        prompt::{FIRST_ROW_ID, PromptImages},
+    media::{
+        PromptItem,
+        prompt::{FIRST_ROW_ID, PromptItems},
     },
+    model::RopeRows,
 };
 
 /// Token ids and metadata of all rows of a step.
@@ -20,29 +20,29 @@ pub struct InputBatch {
     pub token_ids: Vec<u32>,
     /// Positions, block tables and slots of the rows.
     pub step: StepMetadata,
-    /// Rows that are those of images.
-    pub(crate) images: Vec<ImageRows>,
+    /// Rows that are those of images and sounds.
+    pub(crate) items: Vec<ItemRows>,
     /// Time, row and column of each row, `[num_tokens]`; empty where positions are all there is.
     pub(crate) coordinates: Vec<[u32; 3]>,
 }
 
-/// Rows of a step that are those of an image.
-pub(crate) struct ImageRows {
+/// Rows of a step that are those of an image or a sound.
+pub(crate) struct ItemRows {
     pub(crate) request: RequestId,
-    pub(crate) image: Arc<PromptImage>,
-    /// Which row is which of the image's.
+    pub(crate) item: Arc<PromptItem>,
+    /// Which row is which of the item's.
     pub(crate) rows: Vec<(u32, u32)>,
 }
 
 impl InputBatch {
     /// Fills the batch from one scheduling decision. `of_request` tells which rows of the rope table a request uses, and its
-    /// images.
+    /// images and sounds.
     pub(crate) fn build<'a>(
         &mut self,
         scheduler: &Scheduler,
         output: &SchedulerOutput,
         layout: BlockLayout,
-        of_request: impl Fn(RequestId) -> (RopeRows, Option<&'a PromptImages>),
+        of_request: impl Fn(RequestId) -> (RopeRows, Option<&'a PromptItems>),
     ) {
         self.token_ids.clear();
         let step = &mut self.step;
@@ -52,31 +52,31 @@ impl InputBatch {
         step.query_start_loc.push(0);
         step.seq_lens.clear();
         step.span_ends.clear();
-        self.images.clear();
+        self.items.clear();
         self.coordinates.clear();
-        let (mut num_drafts, mut has_images) = (0, false);
+        let (mut num_drafts, mut has_items) = (0, false);
         for row in &output.rows {
             let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_scheduled_tokens);
             self.token_ids.extend_from_slice(&scheduler.token_ids(row.request_id)[start..end - row.num_drafts]);
             self.token_ids.extend_from_slice(&output.drafts[num_drafts..num_drafts + row.num_drafts]);
             num_drafts += row.num_drafts;
             step.positions.extend(start as u32..end as u32);
-            let (rope, images) = of_request(row.request_id);
-            match images {
+            let (rope, items) = of_request(row.request_id);
+            match items {
                 None => step.rope_positions.extend((start..end).map(|position| rope.row(position))),
-                Some(images) => {
-                    has_images = true;
-                    step.rope_positions.extend((start..end).map(|position| rope.row(images.shifted(position) as usize)));
+                Some(items) => {
+                    has_items = true;
+                    step.rope_positions.extend((start..end).map(|position| rope.row(items.shifted(position) as usize)));
                     let first_row = step.query_start_loc.last().copied().unwrap_or(0);
                     let rows = &mut self.token_ids[first_row as usize..];
-                    rows.iter_mut().filter(|id| **id >= FIRST_ROW_ID).for_each(|id| *id = images.token_id);
-                    self.images.extend(image_rows((row.request_id, images), first_row, start as u32..end as u32));
+                    rows.iter_mut().filter(|id| **id >= FIRST_ROW_ID).for_each(|id| *id = items.token_id);
+                    self.items.extend(item_rows((row.request_id, items), first_row, start as u32..end as u32));
                 }
             }
             step.query_start_loc.push(self.token_ids.len() as u32);
             step.seq_lens.push(end as u32);
         }
-        if has_images {
+        if has_items {
             self.place(output, &of_request);
         }
         let step = &mut self.step;
@@ -86,41 +86,41 @@ impl InputBatch {
         }
     }
 
-    /// What rows of images add to positions: coordinates, and spans whose rows see each other.
-    fn place<'a>(&mut self, output: &SchedulerOutput, of_request: &impl Fn(RequestId) -> (RopeRows, Option<&'a PromptImages>)) {
+    /// What rows of images and sounds add to positions: coordinates, and spans whose rows see each other.
+    fn place<'a>(&mut self, output: &SchedulerOutput, of_request: &impl Fn(RequestId) -> (RopeRows, Option<&'a PromptItems>)) {
         let requests = || {
             output.rows.iter().map(|row| {
                 let positions = row.num_computed_tokens..row.num_computed_tokens + row.num_scheduled_tokens;
                 (positions, of_request(row.request_id).1)
             })
         };
-        if requests().any(|(positions, images)| images.is_some_and(|images| images.has_coordinates_from(positions.start))) {
-            for (positions, images) in requests() {
-                let of = |position| images.map_or([position as u32; 3], |images| images.coordinates(position));
+        if requests().any(|(positions, items)| items.is_some_and(|items| items.has_coordinates_from(positions.start))) {
+            for (positions, items) in requests() {
+                let of = |position| items.map_or([position as u32; 3], |items| items.coordinates(position));
                 self.coordinates.extend(positions.map(of));
             }
             self.step.rope_positions = (0..self.coordinates.len() as u32).collect();
         }
-        if requests().any(|(_, images)| images.is_some_and(|images| !images.spans.is_empty())) {
-            for (positions, images) in requests() {
-                let end = |position: usize| images.map_or(position as u32 + 1, |images| images.end_of_span(position as u32));
+        if requests().any(|(_, items)| items.is_some_and(|items| !items.spans.is_empty())) {
+            for (positions, items) in requests() {
+                let end = |position: usize| items.map_or(position as u32 + 1, |items| items.end_of_span(position as u32));
                 self.step.span_ends.extend(positions.map(end));
             }
         }
     }
 }
 
-/// The rows of a request's images among those of its positions, of which the first is in `first_row`.
-fn image_rows(
-    (request, images): (RequestId, &PromptImages),
+/// The rows of a request's items among those of its positions, of which the first is in `first_row`.
+fn item_rows(
+    (request, items): (RequestId, &PromptItems),
     first_row: u32,
     positions: Range<u32>,
-) -> impl Iterator<Item = ImageRows> {
-    images.touched(positions.start, positions.end).map(move |placed| {
+) -> impl Iterator<Item = ItemRows> {
+    items.touched(positions.start, positions.end).map(move |placed| {
         let at = |position: u32| placed.positions.partition_point(|other| *other < position);
-        let of_image = at(positions.start)..at(positions.end);
-        let rows = of_image.map(|i| (first_row + placed.positions[i] - positions.start, i as u32)).collect();
-        ImageRows { request, image: Arc::clone(&placed.image), rows }
+        let of_item = at(positions.start)..at(positions.end);
+        let rows = of_item.map(|i| (first_row + placed.positions[i] - positions.start, i as u32)).collect();
+        ItemRows { request, item: Arc::clone(&placed.item), rows }
     })
 }
 

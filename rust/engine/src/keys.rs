@@ -141,6 +141,7 @@ pub const CONFIG: Table = &[
             "mask_token_id",
             "decoder_start_token_id",
             "eod_token_id",
+            "audio_token_id",
             "image_token_id",
             "video_token_id",
             "vision_end_token_id",

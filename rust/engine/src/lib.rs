@@ -16,6 +16,7 @@ mod json;
 pub mod keys;
 pub mod kv_tier;
 pub mod lora;
+mod media;
 pub mod model;
 pub mod model_runner;
 pub mod model_weights;
@@ -27,9 +28,9 @@ pub mod speculation;
 mod state_slots;
 pub mod tokenizer;
 pub mod tools;
-mod vision;
 pub mod weights;
 
+pub use audio;
 pub use chat_template::{ChatTemplate, RenderOptions};
 pub use completion::{
     Completion, CompletionChoice, CompletionCollector, FinishReason, OutputEvent, PromptLogprob, RequestStream, TokenLogprobs,
@@ -54,17 +55,17 @@ pub use isq::Isq;
 pub use kv_events::{KvEventsConfig, KvEventsStats};
 pub use kv_tier::KvTierConfig;
 pub use lora::{AdapterChoice, AdapterInfo, AdapterOptions, AdapterStatus, AdapterTraffic, LoadAdapter};
+pub use media::MediaOptions;
 pub use paged::{
     AdmissionPolicy, BlockUse, FairnessPolicy, MemoryGpuConfig, MissReason, PagedAttentionConfig, PagedCacheType, Policies,
     RequestStatus, RequestView, VictimPolicy,
 };
 pub use quantize::{QuantizeOptions, QuantizedFile, quantize_model};
 pub use request::{
-    DryParams, GenerationRequest, KeptPrompt, MAX_CHOICES, Message, MessageContent, OutputKind, Prompt, SamplingParams,
-    ServiceParams,
+    DryParams, GenerationRequest, KeptPrompt, MAX_CHOICES, Media, MediaKind, Message, MessageContent, OutputKind, Prompt,
+    SamplingParams, ServiceParams,
 };
 pub use sampler::{ResolvedSampling, Sampler};
 pub use speculation::{DEFAULT_DRAFTS, DraftChoice, PromptLookup, Proposer, Speculation};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};
 pub use tools::{CallChoice, Tool, ToolCall, ToolCallDelta, ToolOptions};
-pub use vision::VisionOptions;

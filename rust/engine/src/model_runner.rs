@@ -11,6 +11,7 @@ use paged::{BlockId, KvGroups};
 use crate::{
     EngineError, LoadProgress,
     lora::Sites,
+    media::{MediaEncoder, PromptItem},
     model::{
         DecoderConfig, ModelFiles,
         decoder::{Activations, Search, VectorRows, softcap},
@@ -18,7 +19,6 @@ use crate::{
         rope::GrowingRope,
     },
     model_weights::ModelWeights,
-    vision::{ImageEncoder, PromptImage},
 };
 
 /// Logit rows computed at once at least, whatever the number of sequences.
@@ -415,20 +415,20 @@ impl ModelRunner {
         Ok(embedder.run((&self.weights.decoder, &*self.backend), &mut self.activations, requests))
     }
 
-    /// Vectors of a row of an image.
+    /// Vectors of a row of an image or a sound.
     pub(crate) fn num_planes(&self) -> usize {
-        self.weights.encoder.as_ref().map_or(1, ImageEncoder::num_planes)
+        self.weights.encoder.as_ref().map_or(1, MediaEncoder::num_planes)
     }
 
-    /// The vectors of an image, `[planes, rows, hidden_size]`.
+    /// The vectors of an image or a chunk of a sound, `[planes, rows, hidden_size]`.
     ///
     /// # Errors
-    /// [`EngineError::Internal`] for a model that does not see, [`EngineError::Device`] where there is no memory.
-    pub(crate) fn encode(&mut self, image: &PromptImage) -> Result<Vec<f32>, EngineError> {
+    /// [`EngineError::Internal`] for a model that neither sees nor hears, [`EngineError::Device`] where there is no memory.
+    pub(crate) fn encode(&mut self, item: &PromptItem) -> Result<Vec<f32>, EngineError> {
         let Some(encoder) = &mut self.weights.encoder else {
-            return Err(EngineError::Internal("an image for a model that was loaded without its encoder".into()));
+            return Err(EngineError::Internal("an image or a sound for a model that was loaded without its encoder".into()));
         };
-        encoder.encode(&*self.backend, image)
+        encoder.encode(&*self.backend, item)
     }
 
     /// Whether there are tokens instead, see [`Decoder::logits`](crate::model::decoder::Decoder::logits).

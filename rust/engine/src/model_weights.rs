@@ -8,9 +8,9 @@ use crate::{
     EngineError, LoadProgress,
     embedding::{Embedder, Head},
     lora::{Recorder, Sites},
+    media::{MediaEncoder, TowerWeights},
     model::{Decoder, ModelFiles, decoder::Head as MtpHead, loader::Loader},
     model_runner::{RunnerOptions, max_logit_rows},
-    vision::{ImageEncoder, TowerWeights},
 };
 
 /// All weights of a model.
@@ -23,7 +23,7 @@ pub struct ModelWeights {
     /// Of models that make embeddings.
     pub(crate) embedder: Option<Embedder>,
     /// Of models that see.
-    pub(crate) encoder: Option<ImageEncoder>,
+    pub(crate) encoder: Option<MediaEncoder>,
     /// What adapters may change.
     pub(crate) sites: Arc<Sites>,
 }
@@ -60,10 +60,10 @@ impl ModelWeights {
         let sites = Arc::new(recorder.sites(backend));
         let heads = files.embedding().map(|embedding| Head::all(&mut loader, embedding)).transpose()?;
         let mut bytes = loader.bytes;
-        let encoder = match files.vision() {
-            Some(vision) => {
+        let encoder = match files.media() {
+            Some(media) => {
                 let mut weights = TowerWeights::load(files.encoder_weights(), &**backend, options.precision, &count)?;
-                let encoder = ImageEncoder::new(&mut weights, vision, options.precision)?;
+                let encoder = MediaEncoder::new(&mut weights, media, options.precision)?;
                 bytes += weights.bytes;
                 Some(encoder)
             }

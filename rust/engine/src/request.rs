@@ -2,6 +2,7 @@
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
+use audio::Sound;
 use images::RgbImage;
 
 use crate::{AdapterChoice, Continuation, Grammar, RenderOptions, Sequence};
@@ -13,8 +14,8 @@ pub struct Message {
     pub role: String,
     /// The text, or its parts.
     pub content: MessageContent,
-    /// The images of the parts `{"type": "image"}`, in order.
-    pub images: Vec<Arc<RgbImage>>,
+    /// The images and sounds of the parts `{"type": "image"}` and `{"type": "audio"}`, in order.
+    pub media: Vec<Media>,
     /// Further keys of the message (name, tool_call_id, ...), handed to the template as they are.
     pub extra: serde_json::Map<String, serde_json::Value>,
 }
@@ -28,9 +29,9 @@ impl Message {
         }
     }
 
-    /// A message without images or further keys.
+    /// A message without images, sounds or further keys.
     pub fn new(role: impl Into<String>, content: MessageContent) -> Self {
-        Self { role: role.into(), content, images: Vec::new(), extra: serde_json::Map::new() }
+        Self { role: role.into(), content, media: Vec::new(), extra: serde_json::Map::new() }
     }
 
     /// A user's message.
@@ -49,12 +50,78 @@ impl Message {
     }
 }
 
+/// What a message has beside text.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Media {
+    /// Of a part `{"type": "image"}`.
+    Image(Arc<RgbImage>),
+    /// Of a part `{"type": "audio"}`.
+    Sound(Arc<Sound>),
+}
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MediaKind {
+    /// An image.
+    Image,
+    /// A sound.
+    Sound,
+}
+
+impl MediaKind {
+    /// What a part of a message calls it.
+    pub fn part_type(self) -> &'static str {
+        match self {
+            Self::Image => "image",
+            Self::Sound => "audio",
+        }
+    }
+
+    /// Several of them, in messages.
+    pub(crate) fn plural(self) -> &'static str {
+        match self {
+            Self::Image => "images",
+            Self::Sound => "sounds",
+        }
+    }
+}
+
+impl Media {
+    /// Which kind it is.
+    pub fn kind(&self) -> MediaKind {
+        match self {
+            Self::Image(_) => MediaKind::Image,
+            Self::Sound(_) => MediaKind::Sound,
+        }
+    }
+
+    /// Bytes of its pixels or samples.
+    pub fn num_bytes(&self) -> usize {
+        match self {
+            Self::Image(image) => image.pixels().len(),
+            Self::Sound(sound) => size_of_val(sound.samples()),
+        }
+    }
+}
+
+impl From<Arc<RgbImage>> for Media {
+    fn from(image: Arc<RgbImage>) -> Self {
+        Self::Image(image)
+    }
+}
+
+impl From<Arc<Sound>> for Media {
+    fn from(sound: Arc<Sound>) -> Self {
+        Self::Sound(sound)
+    }
+}
+
 /// Content of a message.
 #[derive(Clone, Debug)]
 pub enum MessageContent {
     /// Plain text.
     Text(String),
-    /// Parts such as `{"type": "text", "text": ...}` and `{"type": "image"}`.
+    /// Parts such as `{"type": "text", "text": ...}`, `{"type": "image"}` and `{"type": "audio"}`.
     Parts(Vec<serde_json::Value>),
 }
 
@@ -101,12 +168,12 @@ impl Prompt {
         }
     }
 
-    /// Whether images must become tiles before it can be submitted, which takes up to a second each.
-    pub fn has_images(&self) -> bool {
-        let any = |messages: &[Message]| messages.iter().any(|message| !message.images.is_empty());
+    /// Whether there are images or sounds, which take up to a second each before it can be submitted.
+    pub fn has_media(&self) -> bool {
+        let any = |messages: &[Message]| messages.iter().any(|message| !message.media.is_empty());
         match self {
             Self::Chat { messages, .. } => any(messages),
-            Self::Sequence { sequence, then: Continuation::Messages(messages) } => sequence.has_images() || any(messages),
+            Self::Sequence { sequence, then: Continuation::Messages(messages) } => sequence.has_media() || any(messages),
             Self::Sequence { .. } | Self::Text(_) | Self::Gap { .. } | Self::TokenIds(_) => false,
         }
     }

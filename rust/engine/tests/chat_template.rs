@@ -18,7 +18,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 fn message(role: &str, content: &str) -> Message {
-    Message { role: role.into(), content: MessageContent::Text(content.into()), images: Vec::new(), extra: Map::new() }
+    Message { role: role.into(), content: MessageContent::Text(content.into()), media: Vec::new(), extra: Map::new() }
 }
 
 fn special_tokens() -> SpecialTokens {
@@ -98,7 +98,7 @@ fn text_parts_are_joined_and_others_refused() {
     let parts = |parts: &Value| Message {
         role: "user".into(),
         content: MessageContent::Parts(parts.as_array().expect("list").clone()),
-        images: Vec::new(),
+        media: Vec::new(),
         extra: Map::from_iter([("name".to_owned(), json!("Ann")), ("role".to_owned(), json!("system"))]),
     };
     let run = |message: Message| render_with(source, &[message], &RenderOptions::default());

@@ -63,7 +63,7 @@ fn chat(content: &MessageContent) -> Vec<Message> {
     let message = |role: &str, content: MessageContent| Message {
         role: role.into(),
         content,
-        images: Vec::new(),
+        media: Vec::new(),
         extra: serde_json::Map::new(),
     };
     let said = |text: &str| MessageContent::Text(text.into());

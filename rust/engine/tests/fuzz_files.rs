@@ -20,7 +20,7 @@ use device::{
     cpu::{CpuBackend, Isa},
 };
 use engine::{
-    ChatTemplate, EngineError, GenerationConfig, Message, ModelSource, RenderOptions, Tokenizer, VisionOptions,
+    ChatTemplate, EngineError, GenerationConfig, MediaOptions, Message, ModelSource, RenderOptions, Tokenizer,
     chat_template::template_in_dir,
     model::ModelFiles,
     model_runner::{ModelRunner, RunnerOptions},
@@ -199,9 +199,9 @@ fn corrupt_encoders(count: u64) {
         (ModelSource::Gguf { files: vec![model], tokenizer_dir: None, tokenizer_json: None }, std::fs::read(encoder).unwrap())
     });
     let path = temp.path().join("mmproj.gguf");
-    let vision = VisionOptions { mmproj: Some(path.clone()), ..VisionOptions::default() };
+    let vision = MediaOptions { mmproj: Some(path.clone()), ..MediaOptions::default() };
     let load = |source: &ModelSource| {
-        let files = ModelFiles::open(source, None)?.with_vision(source, &vision)?;
+        let files = ModelFiles::open(source, None)?.with_media(source, &vision)?;
         let options =
             RunnerOptions { precision: Precision::Fast, kv_dtype: KvDType::F16, max_num_batched_tokens: 8, max_num_seqs: 1 };
         ModelRunner::load(&files, Arc::clone(&backend), options, &|_| {}).map(|_| ())

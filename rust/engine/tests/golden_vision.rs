@@ -14,8 +14,8 @@ use device::{
     cuda::{CudaBackend, CudaOptions, Driver},
 };
 use engine::{
-    Completion, Engine, EngineConfig, GenerationRequest, Message, MessageContent, ModelDType, ModelSource, SamplingParams,
-    VisionOptions,
+    Completion, Engine, EngineConfig, GenerationRequest, MediaOptions, Message, MessageContent, ModelDType, ModelSource,
+    SamplingParams,
     images::{Limits, RgbImage, decode},
 };
 use kernel_tests::{EmulatedDriver, Order};
@@ -82,7 +82,7 @@ fn image(name: &str, file: &str) -> Arc<RgbImage> {
 }
 
 fn config() -> EngineConfig {
-    let mut config = EngineConfig { dtype: ModelDType::F32, vision: Some(VisionOptions::default()), ..EngineConfig::default() };
+    let mut config = EngineConfig { dtype: ModelDType::F32, media: Some(MediaOptions::default()), ..EngineConfig::default() };
     config.cpu.num_threads = Some(2);
     config.paged_attention.mem_gpu = Some(engine::MemoryGpuConfig::ContextSize(2000));
     config
@@ -101,7 +101,7 @@ fn request(name: &str, case: &Case) -> GenerationRequest {
     let message = |message: &GoldenMessage| {
         let num_images = message.content.iter().filter(|part| part["type"] == "image").count();
         let content = MessageContent::Parts(message.content.clone());
-        Message { images: images.by_ref().take(num_images).collect(), ..Message::new(&message.role, content) }
+        Message { media: images.by_ref().take(num_images).map(Into::into).collect(), ..Message::new(&message.role, content) }
     };
     let sampling = SamplingParams { logprobs: Some(20), ..greedy(case.greedy_ids.len()) };
     let mut request = GenerationRequest::chat(case.messages.iter().map(message).collect(), sampling);
@@ -285,7 +285,7 @@ fn long_request(name: &str, image: &Arc<RgbImage>, text: &str) -> GenerationRequ
     let text = format!("{}{text}", "what does it show? ".repeat(20));
     let parts = serde_json::json!([{ "type": "image" }, { "type": "text", "text": text }]);
     let serde_json::Value::Array(parts) = parts else { unreachable!() };
-    let message = Message { images: vec![Arc::clone(image)], ..Message::new("user", MessageContent::Parts(parts)) };
+    let message = Message { media: vec![Arc::clone(image).into()], ..Message::new("user", MessageContent::Parts(parts)) };
     let sampling = SamplingParams { logprobs: Some(0), ..greedy(12) };
     assert!(RECURRENT.contains(&name));
     GenerationRequest::chat(vec![message], sampling)
@@ -336,7 +336,7 @@ fn preempted_requests_encode_their_images_again() {
             tight.paged_attention = common::serving::pool_of(num_tokens, 8);
             tight.policies.admission = engine::AdmissionPolicy::Optimistic;
             tight.prefix_caching = false;
-            tight.vision = Some(VisionOptions { cache_bytes: Some(1), ..VisionOptions::default() });
+            tight.media = Some(MediaOptions { cache_bytes: Some(1), ..MediaOptions::default() });
             let engine = engine(name, &tight);
             engine.pause().unwrap();
             let streams: Vec<_> = (0..3).map(|_| engine.submit(asked.clone()).unwrap()).collect();
@@ -360,8 +360,8 @@ fn turn(images: &[Arc<RgbImage>], answers: &[String]) -> GenerationRequest {
     };
     let mut messages = Vec::new();
     for number in 0..=answers.len() {
-        let images = images.get(number).cloned().into_iter().collect();
-        messages.push(Message { images, ..Message::new("user", MessageContent::Parts(parts(number))) });
+        let media = images.get(number).cloned().into_iter().map(Into::into).collect();
+        messages.push(Message { media, ..Message::new("user", MessageContent::Parts(parts(number))) });
         messages.extend(answers.get(number).map(|text| Message::new("assistant", MessageContent::Text(text.clone()))));
     }
     let sampling = SamplingParams { temperature: Some(0.0), max_tokens: Some(6), ignore_eos: true, ..SamplingParams::default() };
@@ -444,7 +444,7 @@ fn what_cannot_be_seen_is_refused_by_name() {
         assert!(error.contains(part), "{error}");
     };
     let name = "llava";
-    let blind = engine(name, &EngineConfig { vision: None, ..config() });
+    let blind = engine(name, &EngineConfig { media: None, ..config() });
     fails(&blind, turn(&[image(name, "image0.png")], &[]), "loaded for text");
     let engine = engine(name, &config());
     let mut cut = turn(&[image(name, "image0.png")], &[]);

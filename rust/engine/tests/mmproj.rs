@@ -14,8 +14,8 @@ use std::{path::PathBuf, sync::Arc};
 
 use common::{log_softmax, serving::greedy};
 use engine::{
-    Completion, Engine, EngineConfig, GenerationRequest, Message, MessageContent, ModelDType, ModelSource, SamplingParams,
-    VisionOptions,
+    Completion, Engine, EngineConfig, GenerationRequest, MediaOptions, Message, MessageContent, ModelDType, ModelSource,
+    SamplingParams,
     images::{Limits, RgbImage, decode},
 };
 use gguf_writer::{Gguf, STRING, U32, string};
@@ -30,8 +30,8 @@ fn dir(name: &str) -> PathBuf {
 }
 
 fn config(mmproj: Option<PathBuf>) -> EngineConfig {
-    let vision = Some(VisionOptions { mmproj, ..VisionOptions::default() });
-    let mut config = EngineConfig { dtype: ModelDType::F32, vision, ..EngineConfig::default() };
+    let media = Some(MediaOptions { mmproj, ..MediaOptions::default() });
+    let mut config = EngineConfig { dtype: ModelDType::F32, media, ..EngineConfig::default() };
     config.cpu.num_threads = Some(2);
     config.paged_attention.mem_gpu = Some(engine::MemoryGpuConfig::ContextSize(2000));
     config
@@ -68,7 +68,10 @@ fn request(name: &str, case: &Value) -> GenerationRequest {
         let parts = message["content"].as_array().unwrap().clone();
         let num_images = parts.iter().filter(|part| part["type"] == "image").count();
         let role = message["role"].as_str().unwrap();
-        Message { images: images.by_ref().take(num_images).collect(), ..Message::new(role, MessageContent::Parts(parts)) }
+        Message {
+            media: images.by_ref().take(num_images).map(Into::into).collect(),
+            ..Message::new(role, MessageContent::Parts(parts))
+        }
     };
     let messages = case["messages"].as_array().unwrap().iter().map(message).collect();
     let sampling = SamplingParams { logprobs: Some(20), ..greedy(case["greedy_ids"].as_array().unwrap().len()) };

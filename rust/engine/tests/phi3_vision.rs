@@ -11,7 +11,7 @@ use std::{path::Path, sync::Arc};
 
 use common::{golden_dir, log_softmax, serving::greedy};
 use engine::{
-    Engine, EngineConfig, GenerationRequest, Message, MessageContent, ModelDType, ModelSource, SamplingParams, VisionOptions,
+    Engine, EngineConfig, GenerationRequest, MediaOptions, Message, MessageContent, ModelDType, ModelSource, SamplingParams,
     images::RgbImage,
 };
 use serde::Deserialize;
@@ -48,7 +48,7 @@ fn folder(edit: (&str, &str)) -> tempfile::TempDir {
 }
 
 fn load(folder: &tempfile::TempDir) -> Result<Engine, String> {
-    let mut config = EngineConfig { dtype: ModelDType::F32, vision: Some(VisionOptions::default()), ..EngineConfig::default() };
+    let mut config = EngineConfig { dtype: ModelDType::F32, media: Some(MediaOptions::default()), ..EngineConfig::default() };
     config.cpu.num_threads = Some(2);
     config.paged_attention.mem_gpu = Some(engine::MemoryGpuConfig::ContextSize(3000));
     let source = ModelSource::HuggingFace { path: folder.path().to_owned(), tokenizer_json: None };
@@ -66,7 +66,8 @@ fn request(case: &Case) -> GenerationRequest {
     let images: Vec<_> = case.sizes.iter().enumerate().map(|(seed, size)| image(seed, *size)).collect();
     let mut parts = vec![json!({ "type": "image" }); images.len()];
     parts.push(json!({ "type": "text", "text": case.text }));
-    let message = Message { images, ..Message::new("user", MessageContent::Parts(parts)) };
+    let message =
+        Message { media: images.into_iter().map(Into::into).collect(), ..Message::new("user", MessageContent::Parts(parts)) };
     let sampling = SamplingParams { logprobs: Some(20), ..greedy(case.greedy_ids.len()) };
     GenerationRequest { return_token_ids: true, ..GenerationRequest::chat(vec![message], sampling) }
 }

@@ -445,7 +445,7 @@ fn the_generic_form_tells_of_tools_calls_and_results() {
     let message = |role: &str, text: &str, extra: Value| Message {
         role: role.into(),
         content: engine::MessageContent::Text(text.into()),
-        images: Vec::new(),
+        media: Vec::new(),
         extra: extra.as_object().unwrap().clone(),
     };
     let chat = [
@@ -482,7 +482,7 @@ fn calling(names: &[&str], text: &str) -> Message {
     Message {
         role: "assistant".into(),
         content: engine::MessageContent::Text(text.into()),
-        images: Vec::new(),
+        media: Vec::new(),
         extra: json!({ "tool_calls": calls, "reasoning_content": "So." }).as_object().unwrap().clone(),
     }
 }
@@ -503,7 +503,7 @@ fn harmonys_history_has_each_of_several_calls_with_its_result() {
     let result = |id: &str, text: &str| Message {
         role: "tool".into(),
         content: engine::MessageContent::Text(text.into()),
-        images: Vec::new(),
+        media: Vec::new(),
         extra: json!({ "tool_call_id": id }).as_object().unwrap().clone(),
     };
     let chat = [calling(&["a", "b"], ""), result("b", "2"), result("a", "1"), result("c", "3"), Message::user("Well?")];

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     ApiError, Delivery, Fields, Generation, MAX_STOPS, ModelContext, Rule,
     fields::{fields, without_fractions},
-    images, messages,
+    media, messages,
     sampling::is_empty,
     structured::{NamedSchema, ResponseFormat},
     tools::{self, MAX_TOOLS},
@@ -244,7 +244,7 @@ fn system(system: Option<&Value>) -> Result<Option<Message>, ApiError> {
     Ok((!text.is_empty()).then(|| Message {
         role: "system".into(),
         content: MessageContent::Text(text),
-        images: Vec::new(),
+        media: Vec::new(),
         extra: Map::new(),
     }))
 }
@@ -281,7 +281,7 @@ fn convert(index: usize, mut message: Value, chat: &mut Vec<Value>) -> Result<()
                     Value::Null => Value::from(""),
                     Value::Array(blocks) => {
                         let block =
-                            |(i, block): (usize, &Value)| images::of_block(&format!("{place}.content[{i}]"), block.clone());
+                            |(i, block): (usize, &Value)| media::of_block(&format!("{place}.content[{i}]"), block.clone());
                         Value::Array(blocks.iter().enumerate().map(block).collect::<Result<_, _>>()?)
                     }
                     content => content.clone(),
@@ -290,7 +290,7 @@ fn convert(index: usize, mut message: Value, chat: &mut Vec<Value>) -> Result<()
             }
             Some("thinking") => thoughts.push_str(block["thinking"].as_str().unwrap_or_default()),
             Some("redacted_thinking") => {}
-            _ => rest.push(images::of_block(&format!("messages[{index}].content[{i}]"), block)?),
+            _ => rest.push(media::of_block(&format!("messages[{index}].content[{i}]"), block)?),
         }
     }
     if rest.is_empty() && calls.is_empty() && chat.last().is_some_and(|last| last["role"] == "tool") {

@@ -10,7 +10,7 @@ pub mod completions;
 pub mod embeddings;
 mod error;
 pub mod fields;
-pub mod images;
+pub mod media;
 pub mod messages;
 pub mod response;
 pub mod responses;
@@ -18,11 +18,12 @@ pub mod sampling;
 pub mod structured;
 pub mod text;
 pub mod tools;
+pub mod transcription;
 
 pub use error::ApiError;
 pub use fields::{Fields, Rule, of_request};
 
-use engine::GenerationRequest;
+use engine::{GenerationRequest, MediaKind};
 
 /// Prompts times choices of a request at most.
 pub const MAX_CHOICES: usize = 128;
@@ -42,8 +43,8 @@ pub const MAX_TOP_LOGPROBS: usize = 20;
 pub struct ModelContext {
     /// The chat template knows the role "developer"; else such messages become the system's.
     pub knows_developer: bool,
-    /// It takes images.
-    pub sees: bool,
+    /// What it takes beside text.
+    pub media: Option<MediaKind>,
     /// What it is called.
     pub model_id: String,
 }

@@ -4,7 +4,7 @@ use engine::{Message, MessageContent};
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 
-use crate::{ApiError, MAX_MESSAGES, ModelContext, images, tools::earlier_calls};
+use crate::{ApiError, MAX_MESSAGES, ModelContext, media, tools::earlier_calls};
 
 /// What messages are, in JSON Schema.
 pub fn schema(_: &mut SchemaGenerator) -> Schema {
@@ -31,7 +31,37 @@ pub fn schema(_: &mut SchemaGenerator) -> Schema {
         },
         "required": ["type", "image_url"],
     });
-    let part = json!({ "anyOf": [text, image, { "type": "string" }] });
+    let sound_url =
+        json!({ "type": "string", "description": "data:audio/...;base64, or file: and https: where they are allowed" });
+    let sound = json!({
+        "type": "object",
+        "description": "a sound, for a model that hears",
+        "properties": {
+            "type": { "const": "input_audio" },
+            "input_audio": {
+                "type": "object",
+                "properties": {
+                    "data": { "type": "string", "description": "a file as base64" },
+                    "format": { "enum": media::FORMATS },
+                },
+                "required": ["data", "format"],
+                "additionalProperties": false,
+            },
+        },
+        "required": ["type", "input_audio"],
+    });
+    let sound_by_url = json!({
+        "type": "object",
+        "properties": {
+            "type": { "const": "audio_url" },
+            "audio_url": { "anyOf": [
+                { "type": "object", "properties": { "url": sound_url }, "required": ["url"], "additionalProperties": false },
+                sound_url,
+            ] },
+        },
+        "required": ["type", "audio_url"],
+    });
+    let part = json!({ "anyOf": [text, image, sound, sound_by_url, { "type": "string" }] });
     let content = json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": part, "minItems": 1 }] });
     // An assistant that only called tools has said nothing.
     let said = json!({ "anyOf": [content, { "type": "null" }] });
@@ -102,7 +132,7 @@ fn parse_one(index: usize, message: Value, context: &ModelContext) -> Result<Mes
         None if role == "assistant" => MessageContent::Text(String::new()),
         None => return Err(ApiError::missing(&format!("{place}.content"), "give a string or a list of parts")),
     };
-    Ok(Message { role, content, images: Vec::new(), extra: message })
+    Ok(Message { role, content, media: Vec::new(), extra: message })
 }
 
 fn check_parts(place: &str, parts: &[Value], context: &ModelContext) -> Result<Vec<Value>, ApiError> {
@@ -112,7 +142,7 @@ fn check_parts(place: &str, parts: &[Value], context: &ModelContext) -> Result<V
     parts.iter().enumerate().map(|(i, part)| check_part(&format!("{place}.content[{i}]"), part, context)).collect()
 }
 
-/// A part of text, in the engine's form, or of an image that is still to be fetched.
+/// A part of text, in the engine's form, or of an image or a sound that is still to be fetched.
 fn check_part(place: &str, part: &Value, context: &ModelContext) -> Result<Value, ApiError> {
     let text = |text: &Value| text.as_str().map(|text| json!({ "type": "text", "text": text }));
     if part.is_string() {
@@ -125,15 +155,16 @@ fn check_part(place: &str, part: &Value, context: &ModelContext) -> Result<Value
         Some("refusal") => {
             part.get("refusal").and_then(text).ok_or_else(|| ApiError::value(format!("{place}.refusal"), "must be a string"))
         }
-        Some(kind @ ("image_url" | "input_image")) => images::pending(place, part, kind, context),
-        Some(kind @ ("input_audio" | "audio_url" | "video_url" | "file" | "input_file")) => {
-            Err(ApiError::unsupported(format!("{place}.type"), format!("\"{kind}\" is neither text nor an image")))
+        Some(kind @ ("image_url" | "input_image")) => media::pending_image(place, part, kind, context),
+        Some(kind @ ("audio_url" | "input_audio")) => media::pending_sound(place, part, kind, context),
+        Some(kind @ ("video_url" | "file" | "input_file")) => {
+            Err(ApiError::unsupported(format!("{place}.type"), format!("\"{kind}\" is no text, no image and no sound")))
         }
         Some(other) => {
             let shown: String = other.chars().take(32).collect();
             Err(ApiError::value(
                 format!("{place}.type"),
-                format!("is {shown:?}, which is unknown; give \"text\" or \"image_url\""),
+                format!("is {shown:?}, which is unknown; give \"text\", \"image_url\" or \"input_audio\""),
             ))
         }
         None => Err(ApiError::missing(

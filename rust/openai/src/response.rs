@@ -47,6 +47,9 @@ pub struct Usage {
     /// Images of the prompts that had to be encoded, and were not cached; once it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encoded_images: Option<usize>,
+    /// The same of chunks of sounds, where there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encoded_sounds: Option<usize>,
 }
 
 /// Of a prompt's tokens.
@@ -77,6 +80,7 @@ impl Usage {
             prompt_tokens_details: Some(PromptTokensDetails { cached_tokens }),
             completion_tokens_details: CompletionTokensDetails::default(),
             encoded_images: None,
+            encoded_sounds: None,
         }
     }
 
@@ -88,12 +92,14 @@ impl Usage {
     /// Of another request as well.
     pub fn add(&mut self, usage: &EngineUsage) {
         let (details, encoded_images) = (self.completion_tokens_details, self.encoded_images.unwrap_or(0));
+        let encoded_sounds = self.encoded_sounds.unwrap_or(0) + usage.encoded_sounds;
         *self = Self::new(
             self.prompt_tokens + usage.prompt_tokens,
             self.completion_tokens + usage.completion_tokens,
             self.prompt_tokens_details.map_or(0, |details| details.cached_tokens) + usage.cached_tokens,
         );
         self.encoded_images = Some(encoded_images + usage.encoded_images);
+        self.encoded_sounds = (encoded_sounds > 0).then_some(encoded_sounds);
         let rejected = usage.draft_tokens - usage.accepted_draft_tokens;
         self.completion_tokens_details = CompletionTokensDetails {
             reasoning_tokens: details.reasoning_tokens + usage.reasoning_tokens,

@@ -185,7 +185,7 @@ impl ResponsesRequest {
         let fields = &self.fields;
         if let Some(instructions) = &fields.instructions {
             let content = MessageContent::Text(instructions.clone());
-            chat.insert(0, Message { role: "system".into(), content, images: Vec::new(), extra: Map::new() });
+            chat.insert(0, Message { role: "system".into(), content, media: Vec::new(), extra: Map::new() });
         }
         if fields.max_output_tokens == Some(0) {
             return Err(ApiError::value("max_output_tokens", "is 0; it must be at least 1"));

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use engine::Message;
+use engine::{Media, Message};
 use serde_json::Value;
 
 /// Bytes of what is kept at most.
@@ -75,7 +75,7 @@ impl Store {
 }
 
 fn message_bytes(message: &Message) -> usize {
-    message.text().len() + 128 + message.images.iter().map(|image| image.pixels().len()).sum::<usize>()
+    message.text().len() + 128 + message.media.iter().map(Media::num_bytes).sum::<usize>()
 }
 
 impl Inner {

@@ -8,7 +8,7 @@ use paged::{PagedAttentionConfig, Policies};
 
 use super::{DraftModel, MtpHead};
 use crate::{
-    AdapterOptions, EmbeddingOptions, EngineError, Importance, Isq, Speculation, VisionOptions, kv_tier::KvTierConfig, weights,
+    AdapterOptions, EmbeddingOptions, EngineError, Importance, Isq, MediaOptions, Speculation, kv_tier::KvTierConfig, weights,
 };
 
 /// Where a model lies.
@@ -160,7 +160,7 @@ pub struct EngineConfig {
     /// It makes embeddings, and no text; it makes text unless given.
     pub embedding: Option<EmbeddingOptions>,
     /// It takes images as well; text alone unless given.
-    pub vision: Option<VisionOptions>,
+    pub media: Option<MediaOptions>,
     /// CPU options.
     pub cpu: CpuOptions,
     /// Where NVIDIA's libraries may be.
@@ -219,7 +219,7 @@ impl Default for EngineConfig {
             calibration_file: None,
             adapters: None,
             embedding: None,
-            vision: None,
+            media: None,
             cpu: CpuOptions::default(),
             cuda_libraries: LibraryPaths::default(),
             cuda: CudaOptions::default(),

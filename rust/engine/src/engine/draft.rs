@@ -47,7 +47,7 @@ pub(super) fn open(
         return Ok(Some(open_head(head, source, config, decoder)?));
     }
     let Some(draft) = &config.draft else { return Ok(None) };
-    if config.vision.is_some() {
+    if config.media.is_some() {
         return refused("a draft model for a model that sees is not supported: leave which_draft (--draft-model) out".into());
     }
     if !backend.memory()?.is_host {
@@ -81,7 +81,7 @@ pub(super) fn check_head(config: &EngineConfig, backend: &dyn Backend) -> Result
                     leave one of them out";
         return Err(EngineError::InvalidArgument(text.into()));
     }
-    if config.vision.is_some() || config.embedding.is_some() {
+    if config.media.is_some() || config.embedding.is_some() {
         return refused("heads that predict further tokens (mtp_model, --mtp) are of models of text: leave them out".into());
     }
     if !backend.memory()?.is_host {

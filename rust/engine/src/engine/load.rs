@@ -23,7 +23,7 @@ use super::{
     tier,
 };
 use crate::{
-    EmbeddingConfig, EngineError, VisionOptions,
+    EmbeddingConfig, EngineError, MediaOptions,
     calibration::{self, calibrate},
     embedding,
     grammar::GrammarCompiler,
@@ -114,8 +114,8 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
                 weights: None,
                 isq: config.in_situ_quant,
                 tokenizer_bytes: 0,
-                encoder_cache_bytes: config.vision.as_ref().map_or(0, VisionOptions::cache_bytes),
-                vision: None,
+                encoder_cache_bytes: config.media.as_ref().map_or(0, MediaOptions::cache_bytes),
+                media: None,
                 adapter_bytes: adapter_bytes(config)?,
                 embedding: embedding.as_ref(),
                 draft: head.as_ref().map(|head| PlannedDraft { config: head, weights: None, isq: config.in_situ_quant }),
@@ -129,7 +129,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let draft = draft::open((source, config), files.config(), &text.tokenizer, &*backend)?;
     plan(
-        planned_model(&files, draft.as_ref(), text.tokenizer.estimated_bytes(), config.vision.as_ref(), adapter_bytes(config)?),
+        planned_model(&files, draft.as_ref(), text.tokenizer.estimated_bytes(), config.media.as_ref(), adapter_bytes(config)?),
         config,
         devices,
     )
@@ -150,8 +150,8 @@ pub(crate) fn open_files(source: &ModelSource, config: &EngineConfig) -> Result<
         .with_isq(config.in_situ_quant)
         .with_importance(config.imatrix.clone());
     files.check_isq()?;
-    let files = match &config.vision {
-        Some(options) => files.with_vision(source, options)?,
+    let files = match &config.media {
+        Some(options) => files.with_media(source, options)?,
         None => files,
     };
     let files = match config.embedding {
@@ -185,10 +185,10 @@ fn check_kind(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<
     if embedding.is_some() && config.adapters.is_some() {
         return refused("adapters with embeddings are not supported: leave them out".into());
     }
-    if config.vision.is_some() && config.embedding.is_some() {
+    if config.media.is_some() && config.embedding.is_some() {
         return refused("a model makes embeddings of texts alone: leave out images, or embeddings".into());
     }
-    if config.vision.is_some() && config.kv_tier.is_some() && decoder.sees_spans() {
+    if config.media.is_some() && config.kv_tier.is_some() && decoder.sees_spans() {
         let name = decoder.architecture;
         return refused(format!("kv_tier with images of {name}, whose rows see each other, is not supported: leave it out"));
     }
@@ -207,8 +207,8 @@ fn check_kind(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<
 
 /// Rows of an image that see each other at most: as many as a step has, where any do.
 fn longest_span(files: &ModelFiles, config: &EngineConfig) -> usize {
-    let Some(vision) = files.vision().filter(|vision| vision.sees_spans) else { return 1 };
-    vision.rows_of_tile().clamp(1, config.max_num_batched_tokens)
+    let Some(media) = files.media().filter(|media| media.sees_spans) else { return 1 };
+    media.rows_of_tile().clamp(1, config.max_num_batched_tokens)
 }
 
 /// Bytes of the adapters that a model is loaded with.
@@ -220,7 +220,7 @@ fn planned_model<'a>(
     files: &'a ModelFiles,
     draft: Option<&'a ModelFiles>,
     tokenizer_bytes: u64,
-    vision: Option<&VisionOptions>,
+    media: Option<&MediaOptions>,
     adapter_bytes: u64,
 ) -> PlannedModel<'a> {
     PlannedModel {
@@ -228,8 +228,8 @@ fn planned_model<'a>(
         weights: Some(files.weights()),
         isq: files.isq(),
         tokenizer_bytes,
-        encoder_cache_bytes: vision.map_or(0, VisionOptions::cache_bytes),
-        vision: files.vision().map(|vision| (vision, files.encoder_weights())),
+        encoder_cache_bytes: media.map_or(0, MediaOptions::cache_bytes),
+        media: files.media().map(|media| (media, files.encoder_weights())),
         adapter_bytes,
         embedding: files.embedding(),
         draft: draft.map(draft::planned),
@@ -283,7 +283,7 @@ pub fn load_with_backend(
     let (tokenizer_bytes, adapter_bytes) = (text.tokenizer.estimated_bytes(), adapter_bytes(config)?);
     let planned = |loaded| {
         plan(
-            planned_model(&files, draft.as_ref(), tokenizer_bytes, config.vision.as_ref(), adapter_bytes),
+            planned_model(&files, draft.as_ref(), tokenizer_bytes, config.media.as_ref(), adapter_bytes),
             config,
             PlannedDevices::Own { backend: &**backend, loaded },
         )
@@ -298,7 +298,7 @@ pub fn load_with_backend(
         plan = planned(plan.devices[0].weights + runner.activation_bytes() + of_adapters)?;
     }
     plan_workspaces(
-        planned_model(&files, draft.as_ref(), tokenizer_bytes, config.vision.as_ref(), adapter_bytes),
+        planned_model(&files, draft.as_ref(), tokenizer_bytes, config.media.as_ref(), adapter_bytes),
         config,
         &**backend,
         &plan,
@@ -343,7 +343,7 @@ pub fn load_with_backend(
         max_model_len: limits.given,
         servable_tokens,
         embedding: files.embedding().cloned(),
-        vision: files.vision().cloned(),
+        media: files.media().cloned(),
         has_rope_axes: files.config().ropes.iter().any(|rope| rope.axes.is_some()),
         longest_span,
         one_step: whole_prompts.then_some(config.max_num_batched_tokens),
@@ -446,8 +446,8 @@ fn prepare_thread(thread: &mut EngineThread, files: &ModelFiles, config: &Engine
     if let Some(swapper) = swapper {
         thread.attach(swapper);
     }
-    if let Some(options) = &config.vision {
-        thread.take_images(options.cache_bytes());
+    if let Some(options) = &config.media {
+        thread.take_media(options.cache_bytes());
     }
 }
 

@@ -41,9 +41,9 @@ pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 
 use crate::{
     AdapterChoice, AdapterInfo, AdapterStatus, AdapterTraffic, EmbeddingConfig, EngineError, EventSink, GenerationConfig,
-    GenerationRequest, LoadAdapter, Message, RenderOptions, RequestStream, ResolvedSampling, SamplingParams,
+    GenerationRequest, LoadAdapter, MediaKind, Message, RenderOptions, RequestStream, ResolvedSampling, SamplingParams,
     chat_template::ChatTemplate, completion::CompletionCollector, grammar::GrammarCompiler, kv_tier::FlushOnDrop, lora::Registry,
-    tokenizer::Tokenizer, tools::Dialect, vision::VisionConfig,
+    media::MediaConfig, tokenizer::Tokenizer, tools::Dialect,
 };
 use output::WaitingTokens;
 pub use sequence::{Continuation, Sequence};
@@ -73,7 +73,7 @@ struct Shared {
     /// `None`: it makes text.
     embedding: Option<EmbeddingConfig>,
     /// `None`: it takes text alone.
-    vision: Option<VisionConfig>,
+    media: Option<MediaConfig>,
     /// Whether tokens rotate by more than their position.
     has_rope_axes: bool,
     /// Rows of an image that see each other at most.
@@ -358,13 +358,13 @@ impl Engine {
 
     /// A conversation as the chat template renders it, and its token ids.
     pub fn render_chat(&self, messages: &[Message], options: &RenderOptions) -> Result<(String, Vec<u32>), EngineError> {
-        let images = prompt::images_of(&self.shared, messages)?;
-        prompt::render_chat(&self.shared, messages, options, &images).map(|(ids, text)| (text, ids))
+        let media = prompt::media_of(&self.shared, messages)?;
+        prompt::render_chat(&self.shared, messages, options, &media).map(|(ids, text)| (text, ids))
     }
 
-    /// Whether it takes images.
-    pub fn sees(&self) -> bool {
-        self.shared.vision.is_some()
+    /// What it takes beside text.
+    pub fn media_kind(&self) -> Option<MediaKind> {
+        self.shared.media.as_ref().map(MediaConfig::kind)
     }
 
     /// The tokenizer.

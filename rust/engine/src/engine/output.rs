@@ -18,7 +18,7 @@ use super::{
     thread::Command,
 };
 use crate::{
-    EngineError, FinishReason, OutputEvent, OutputKind, PromptLogprob, TokenLogprobs, TopLogprob, Usage,
+    EngineError, FinishReason, MediaKind, OutputEvent, OutputKind, PromptLogprob, TokenLogprobs, TopLogprob, Usage,
     event_sink::Outbox,
     grammar::Constraint,
     lora::Generation,
@@ -324,9 +324,12 @@ impl ActiveRequest {
         self.usage.draft_tokens += num_drafts;
     }
 
-    /// Records that an image of its prompt had to be encoded.
-    pub fn count_encoded_image(&mut self) {
-        self.usage.encoded_images += 1;
+    /// Records that an image, or a part of a sound, of its prompt had to be encoded.
+    pub fn count_encoded(&mut self, kind: MediaKind) {
+        match kind {
+            MediaKind::Image => self.usage.encoded_images += 1,
+            MediaKind::Sound => self.usage.encoded_sounds += 1,
+        }
     }
 
     /// Records that a draft has become part of the answer.

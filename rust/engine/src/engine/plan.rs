@@ -18,6 +18,7 @@ use super::{DEFAULT_MTP_DRAFTS, EngineConfig, ModelDType, snapshots};
 use crate::{
     EmbeddingConfig, EngineError, Isq,
     embedding::{self, Head as EmbeddingHead},
+    media::{MediaConfig, MediaEncoder, TowerWeights},
     model::{
         DecoderConfig,
         config::{AttentionConfig, FfnConfig, LayerConfig, Norms},
@@ -25,7 +26,6 @@ use crate::{
         rope::GrowingRope,
     },
     model_runner::max_logit_rows,
-    vision::{ImageEncoder, TowerWeights, VisionConfig},
     weights::WeightSource,
 };
 
@@ -109,7 +109,7 @@ pub(super) struct PlannedModel<'a> {
     /// How it makes embeddings, if it does.
     pub embedding: Option<&'a EmbeddingConfig>,
     /// How it sees, if it does.
-    pub vision: Option<(&'a VisionConfig, &'a WeightSource)>,
+    pub media: Option<(&'a MediaConfig, &'a WeightSource)>,
     /// Who proposes drafts, if a model does: on the same device.
     pub draft: Option<PlannedDraft<'a>>,
 }
@@ -425,12 +425,12 @@ fn beside_kv(
         bytes[0].weights += counter.bytes.iter().sum::<u64>();
         bytes[0].activations += activation_bytes(draft.config, config, longest);
     }
-    if let Some((vision, weights)) = model.vision {
+    if let Some((media, weights)) = model.media {
         let backend = if let PlannedDevices::Own { backend, .. } = devices { Some(backend) } else { None };
         let mut counter = TowerWeights::count(weights, backend, precision(config))?;
-        ImageEncoder::new(&mut counter, vision, precision(config))?;
+        MediaEncoder::new(&mut counter, media, precision(config))?;
         bytes[0].weights += counter.bytes;
-        bytes[0].activations += vision.activation_bytes();
+        bytes[0].activations += media.activation_bytes();
     }
     let shape = workspace_shape(model, config, longest, [counter.layer_dtype, counter.lm_head_dtype]);
     match devices {
@@ -526,7 +526,7 @@ fn workspace_shape(
         recurrent_width: model.largest(|layer| layer.recurrent.map_or(0, |it| it.projected_width(model.hidden_size))),
         has_latent: model.layers.iter().any(|layer| layer.attention.latent.is_some()),
     };
-    planned.vision.map_or(shape, |(vision, _)| vision.widen(shape))
+    planned.media.map_or(shape, |(media, _)| media.widen(shape))
 }
 
 /// What is kept of each request for a head to go on from: a hidden state of its last token, and of each draft.

@@ -4,37 +4,38 @@ use std::sync::Arc;
 
 use super::{Shared, forgery};
 use crate::{
-    EngineError, Message, MessageContent, Prompt,
+    EngineError, MediaKind, Message, MessageContent, Prompt,
     chat_template::{ChatTemplate, RenderOptions},
+    media::{MediaConfig, PromptItem},
     tools::with_tools,
-    vision::{PromptImage, VisionConfig},
 };
 
-/// Stands for an image in a message whose template knows texts alone; a noncharacter, as that of [`forgery`].
-const IMAGE_MARK: char = '\u{FDD1}';
+/// Stands for an image or a sound in a message whose template knows texts alone; a noncharacter, as that of [`forgery`].
+const MEDIA_MARK: char = '\u{FDD1}';
 
-/// The images of a conversation, ready to be encoded.
-pub fn images_of(shared: &Shared, messages: &[Message]) -> Result<Vec<Arc<PromptImage>>, EngineError> {
-    let images: Vec<_> = messages.iter().flat_map(|message| &message.images).collect();
-    if images.is_empty() {
-        return Ok(Vec::new());
-    }
-    let vision = shared.vision.as_ref().ok_or_else(|| {
-        EngineError::InvalidArgument(
-            "this model was loaded for text, and the messages have images: load one that sees with `Which.MultimodalPlain`, or leave \
-             them out"
-                .into(),
-        )
+/// The images and sounds of a conversation, ready to be encoded: of each its items, of which a sound may have several.
+pub fn media_of(shared: &Shared, messages: &[Message]) -> Result<Vec<Vec<Arc<PromptItem>>>, EngineError> {
+    let media: Vec<_> = messages.iter().flat_map(|message| &message.media).collect();
+    let Some(first) = media.first() else { return Ok(Vec::new()) };
+    let config = shared.media.as_ref().ok_or_else(|| {
+        let (given, verb) = match first.kind() {
+            MediaKind::Image => ("images", "sees"),
+            MediaKind::Sound => ("sounds", "hears"),
+        };
+        EngineError::InvalidArgument(format!(
+            "this model was loaded for text, and the messages have {given}: load one that {verb} with `Which.MultimodalPlain`, or \
+             leave them out"
+        ))
     })?;
-    images.into_iter().map(|image| PromptImage::new(vision, image)).collect()
+    media.into_iter().map(|media| PromptItem::all(config, media)).collect()
 }
 
-/// Token ids of a conversation, and its text as the chat template renders it, with the places of its images.
+/// Token ids of a conversation, and its text as the chat template renders it, with the places of its images and sounds.
 pub fn render_chat(
     shared: &Shared,
     messages: &[Message],
     options: &RenderOptions,
-    images: &[Arc<PromptImage>],
+    media: &[Vec<Arc<PromptItem>>],
 ) -> Result<(Vec<u32>, String), EngineError> {
     let template = chat_template(shared)?;
     let with_tools = shared.dialect.as_ref().and_then(|dialect| with_tools(dialect, messages, options));
@@ -42,18 +43,19 @@ pub fn render_chat(
     let marked = forgery::marked(messages, options, &shared.tokenizer);
     let (messages, options) = marked.as_ref().map_or((messages, options), |(messages, options)| (&messages[..], options));
     let rendered = render(template, messages, options);
-    let text = match shared.vision.as_ref().filter(|_| !images.is_empty()) {
+    let text = match shared.media.as_ref().filter(|_| !media.is_empty()) {
         None => rendered?,
-        Some(vision) => {
-            let replaced = vision.replaced(&shared.tokenizer);
-            // Templates that know texts alone leave images out, or fail.
+        Some(config) => {
+            let replaced = config.replaced(&shared.tokenizer);
+            // Templates that know texts alone leave them out, or fail.
             let text = match rendered {
-                Ok(text) if text.matches(&replaced).count() == images.len() => text,
-                _ => render(template, &with_marks(messages), options)?.replace(IMAGE_MARK, &replaced),
+                Ok(text) if text.matches(&replaced).count() == media.len() => text,
+                _ => render(template, &with_marks(messages), options)?.replace(MEDIA_MARK, &replaced),
             };
-            expand(shared, vision, &text, images)?
+            expand(shared, config, &text, media)?
         }
     };
+    let text = text + &options.appended;
     if marked.is_some() {
         return forgery::encode(&text, &shared.tokenizer);
     }
@@ -61,14 +63,15 @@ pub fn render_chat(
     Ok((shared.tokenizer.encode(&text, false)?, text))
 }
 
-/// The same messages as texts, with a mark in place of each image and a line break behind it.
+/// The same messages as texts, with a mark in place of each image or sound, and a line break behind an image.
 fn with_marks(messages: &[Message]) -> Vec<Message> {
     let text = |part: &serde_json::Value| match part["text"].as_str() {
         Some(text) => text.to_owned(),
-        None => format!("{IMAGE_MARK}\n"),
+        None if part["type"] == MediaKind::Sound.part_type() => MEDIA_MARK.into(),
+        None => format!("{MEDIA_MARK}\n"),
     };
     let flat = |message: &Message| match &message.content {
-        MessageContent::Parts(parts) if !message.images.is_empty() => {
+        MessageContent::Parts(parts) if !message.media.is_empty() => {
             Message { content: MessageContent::Text(parts.iter().map(text).collect()), ..message.clone() }
         }
         _ => message.clone(),
@@ -76,25 +79,30 @@ fn with_marks(messages: &[Message]) -> Vec<Message> {
     messages.iter().map(flat).collect()
 }
 
-/// A rendered text with what images become in the places that the template has for them.
-fn expand(shared: &Shared, vision: &VisionConfig, text: &str, images: &[Arc<PromptImage>]) -> Result<String, EngineError> {
-    let replaced = vision.replaced(&shared.tokenizer);
+/// A rendered text with what images and sounds become in the places that the template has for them.
+fn expand(shared: &Shared, config: &MediaConfig, text: &str, media: &[Vec<Arc<PromptItem>>]) -> Result<String, EngineError> {
+    let replaced = config.replaced(&shared.tokenizer);
     let places: Vec<_> = text.match_indices(&replaced).map(|(at, _)| at).collect();
-    if places.len() != images.len() {
+    if places.len() != media.len() {
         return Err(EngineError::ChatTemplate(format!(
-            "the chat template writes {replaced:?} {} times for {} images: it must once for each",
+            "the chat template writes {replaced:?} {} times for {} {}: it must once for each",
             places.len(),
-            images.len()
+            media.len(),
+            config.kind().plural()
         )));
     }
     let (mut expanded, mut rest) = (String::new(), 0);
-    for (place, image) in places.into_iter().zip(images) {
+    for (place, items) in places.into_iter().zip(media) {
         expanded.push_str(&text[rest..place]);
-        expanded.push_str(&vision.expansion(&shared.tokenizer, &image.layout));
+        let mut layouts = items.iter().map(|item| &item.layout);
+        match (config.kind(), layouts.next()) {
+            (MediaKind::Image, Some(layout)) => expanded.push_str(&config.expansion(&shared.tokenizer, layout)),
+            (_, first) => expanded.push_str(&config.expansion_of_chunks(&shared.tokenizer, first.into_iter().chain(layouts))),
+        }
         rest = place + replaced.len();
     }
     expanded.push_str(&text[rest..]);
-    Ok(vision.joined(expanded))
+    Ok(config.joined(expanded))
 }
 
 /// As `options` says, up to the end of the last message's text at most.
@@ -131,19 +139,19 @@ fn chat_template(shared: &Shared) -> Result<&ChatTemplate, EngineError> {
     })
 }
 
-/// Token ids of a prompt with these images, and its text when it was given as such.
+/// Token ids of a prompt with these images and sounds, and its text when it was given as such.
 pub fn tokenize(
     shared: &Shared,
     prompt: &Prompt,
-    images: &[Arc<PromptImage>],
+    media: &[Vec<Arc<PromptItem>>],
 ) -> Result<(Vec<u32>, Option<String>), EngineError> {
     let (ids, text) = match prompt {
-        Prompt::Chat { messages, options } => (render_chat(shared, messages, options, images)?.0, None),
+        Prompt::Chat { messages, options } => (render_chat(shared, messages, options, media)?.0, None),
         Prompt::Text(text) => (shared.tokenizer.encode(text, true)?, Some(text.clone())),
         Prompt::Gap { before, after } => (shared.tokenizer.encode_gap(before, after)?, Some(before.clone())),
         Prompt::TokenIds(ids) => (ids.clone(), None),
         Prompt::Sequence { sequence, then } => {
-            return tokenize(shared, &sequence.prompt(then.clone(), &shared.tokenizer)?, images);
+            return tokenize(shared, &sequence.prompt(then.clone(), &shared.tokenizer)?, media);
         }
     };
     if ids.is_empty() {
@@ -165,7 +173,7 @@ pub fn tokenize(
 pub fn public_prefix_len(
     shared: &Shared,
     prompt: &Prompt,
-    (ids, images): (&[u32], &[Arc<PromptImage>]),
+    (ids, media): (&[u32], &[Vec<Arc<PromptItem>>]),
     public_prefix: usize,
 ) -> Result<usize, EngineError> {
     let Prompt::Chat { messages, options } = prompt else {
@@ -188,8 +196,8 @@ pub fn public_prefix_len(
     }
     let options = RenderOptions { add_generation_prompt: false, continue_final_message: false, ..options.clone() };
     let messages = &messages[..public_prefix];
-    let num_images = messages.iter().map(|message| message.images.len()).sum::<usize>().min(images.len());
-    let (public, _) = render_chat(shared, messages, &options, &images[..num_images]).map_err(|error| {
+    let num_media = messages.iter().map(|message| message.media.len()).sum::<usize>().min(media.len());
+    let (public, _) = render_chat(shared, messages, &options, &media[..num_media]).map_err(|error| {
         EngineError::ChatTemplate(format!(
             "the chat template does not render the first {public_prefix} messages alone, which public_messages needs: {error}"
         ))

@@ -11,9 +11,9 @@ use super::thread::Command;
 use crate::{
     EngineError, Message, MessageContent, Prompt, RenderOptions,
     lora::Generation,
+    media::prompt::{PromptItems, with_row_ids},
     model::RopeRows,
     tokenizer::Tokenizer,
-    vision::prompt::{PromptImages, with_row_ids},
 };
 
 /// Tokens that a request came to, and, while nobody needs their memory more, their keys and values.
@@ -39,7 +39,7 @@ pub(super) struct Origin {
     pub(super) public_prefix_len: usize,
     pub(super) adapter: Option<Arc<Generation>>,
     /// `None`: it has none.
-    pub(super) images: Option<Arc<PromptImages>>,
+    pub(super) items: Option<Arc<PromptItems>>,
 }
 
 impl Origin {
@@ -71,9 +71,9 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// For a prompt that begins as the sequence does, as far as it does, images in both told apart.
+    /// For a prompt that begins as the sequence does, as far as it does, images and sounds in both told apart.
     pub(super) fn new(sequence: Sequence, prompt: &[u32]) -> Self {
-        let own = with_row_ids(sequence.origin.images.as_deref(), &sequence.token_ids);
+        let own = with_row_ids(sequence.origin.items.as_deref(), &sequence.token_ids);
         let num_tokens = own.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         Self { sequence, num_tokens }
     }
@@ -111,9 +111,9 @@ pub enum Continuation {
 }
 
 impl Sequence {
-    /// Whether it goes on from images.
-    pub(crate) fn has_images(&self) -> bool {
-        self.origin.images.is_some()
+    /// Whether it goes on from images or sounds.
+    pub(crate) fn has_media(&self) -> bool {
+        self.origin.items.is_some()
     }
 
     /// Prompt and answer, the token that ended it included.

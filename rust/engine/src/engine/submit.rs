@@ -16,7 +16,7 @@ use paged::Tenant;
 use super::{
     RequestHandle, Shared,
     output::{AllowedTokens, PromptLogprobs, Service, SubmittedRequest, ThinkingBudget, WaitingTokens},
-    prompt::{images_of, public_prefix_len, tokenize},
+    prompt::{media_of, public_prefix_len, tokenize},
     sequence::{Origin, Sequence, Source},
     thread::Command,
 };
@@ -26,13 +26,13 @@ use crate::{
     event_sink::Outbox,
     grammar::Compiled,
     lora::{Generation, Registry},
+    media::{
+        PromptItem,
+        prompt::{PromptItems, with_row_ids},
+    },
     output_text::OutputText,
     sampler::{ResolvedSampling, Sampler, bad_word_ids, check_num_logprobs, dry_breaker_ids},
     tools::{MARK, Reading, answer_grammar},
-    vision::{
-        PromptImage,
-        prompt::{PromptImages, with_row_ids},
-    },
 };
 
 /// Tokens at the end of a prompt, in which it shows whether the answer begins with reasoning.
@@ -57,20 +57,19 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let service = check_service(&request.service, submitted_at)?;
     let adapter = find_adapter(shared, &request)?;
     let (prompt, source) = go_on_from(shared, request.prompt, &request.service)?;
-    let prompt_images = if let Prompt::Chat { messages, .. } = &prompt { images_of(shared, messages)? } else { Vec::new() };
-    let (mut prompt_token_ids, text) = tokenize(shared, &prompt, &prompt_images)?;
+    let media = if let Prompt::Chat { messages, .. } = &prompt { media_of(shared, messages)? } else { Vec::new() };
+    let (mut prompt_token_ids, text) = tokenize(shared, &prompt, &media)?;
     let num_given = prompt_token_ids.len();
     let reading = reading(shared, &prompt, &prompt_token_ids)?;
     let grammar = compile_grammar(shared, &request.sampling, &prompt, reading.as_ref())?;
     cut(request.kept_prompt, &mut prompt_token_ids)?;
-    let public_prefix_len =
-        public_prefix_len(shared, &prompt, (&prompt_token_ids, &prompt_images), request.service.public_prefix)?;
+    let public_prefix_len = public_prefix_len(shared, &prompt, (&prompt_token_ids, &media), request.service.public_prefix)?;
     let asked = request.sampling.max_tokens.or(shared.generation_config.max_tokens(num_given));
     let max_tokens = fit_output(shared, (request.output, asked), request.truncate_sequence, &mut prompt_token_ids)?;
     let echoed = if request.echo_prompt { request.n_choices.saturating_mul(prompt_token_ids.len()) } else { 0 };
     check_num_logprobs(request.prompt_logprobs, prompt_token_ids.len())?;
     check_num_logprobs(request.sampling.logprobs, num_run.saturating_mul(max_tokens).saturating_add(echoed))?;
-    let images = place_images(shared, prompt_images, source.as_ref(), &prompt_token_ids, num_given)?;
+    let items = place_media(shared, &media, source.as_ref(), &prompt_token_ids, num_given)?;
     // What was cut off is not echoed.
     let text = text.filter(|_| prompt_token_ids.len() == num_given);
 
@@ -90,7 +89,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let mut constraints = grammar.map_or_else(Vec::new, |grammar| grammar.begin(num_run)).into_iter();
     let choices = (0..num_run).map(|i| (sampler.for_choice(i), output_text.clone(), constraints.next())).collect();
     let echo = request.echo_prompt.then(|| text.unwrap_or_else(|| shared.tokenizer.decode(&prompt_token_ids, false)));
-    let scheduled_token_ids: Arc<[u32]> = with_row_ids(images.as_deref(), &prompt_token_ids).into();
+    let scheduled_token_ids: Arc<[u32]> = with_row_ids(items.as_deref(), &prompt_token_ids).into();
     let source = source.map(|sequence| Source::new(sequence, &scheduled_token_ids));
     let origin = Origin {
         tokenizer: Arc::clone(&shared.tokenizer),
@@ -99,7 +98,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         cache_salt: request.service.cache_salt.unwrap_or_default().into_bytes(),
         public_prefix_len: public_prefix_len.saturating_sub(num_given - prompt_token_ids.len()),
         adapter,
-        images,
+        items,
     }
     .of(prompt, source.as_ref());
     let cancel = Arc::new(AtomicBool::new(false));
@@ -160,23 +159,23 @@ fn fit_output(
     }
 }
 
-/// The images of a prompt in their places: its own, or those of the sequence that it goes on from by tokens.
-fn place_images(
+/// The images and sounds of a prompt in their places: its own, or those of the sequence that it goes on from by tokens.
+fn place_media(
     shared: &Shared,
-    images: Vec<Arc<PromptImage>>,
+    media: &[Vec<Arc<PromptItem>>],
     source: Option<&Sequence>,
     token_ids: &[u32],
     num_given: usize,
-) -> Result<Option<Arc<PromptImages>>, EngineError> {
-    let placed = match &shared.vision {
-        Some(vision) if !images.is_empty() => Some(Arc::new(
-            PromptImages::place(vision, shared.has_rope_axes, images, token_ids)
-                .map_err(|error| if token_ids.len() < num_given { cut_images() } else { error })?,
+) -> Result<Option<Arc<PromptItems>>, EngineError> {
+    let placed = match &shared.media {
+        Some(config) if !media.is_empty() => Some(Arc::new(
+            PromptItems::place(config, shared.has_rope_axes, media.concat(), token_ids)
+                .map_err(|error| if token_ids.len() < num_given { cut_media() } else { error })?,
         )),
-        _ => source.and_then(|sequence| sequence.origin.images.clone()),
+        _ => source.and_then(|sequence| sequence.origin.items.clone()),
     };
     if placed.is_some() && token_ids.len() < num_given {
-        return Err(cut_images());
+        return Err(cut_media());
     }
     let longest = placed.iter().flat_map(|placed| &placed.spans).map(|(first, end)| (end - first) as usize).max().unwrap_or(0);
     if longest > shared.longest_span {
@@ -189,9 +188,10 @@ fn place_images(
     Ok(placed)
 }
 
-fn cut_images() -> EngineError {
+fn cut_media() -> EngineError {
     EngineError::InvalidArgument(
-        "a prompt with images cannot be cut: leave out truncate_sequence and truncate_prompt_tokens, or shorten it".into(),
+        "a prompt with images or sounds cannot be cut: leave out truncate_sequence and truncate_prompt_tokens, or shorten it"
+            .into(),
     )
 }
 

@@ -10,7 +10,7 @@ use crate::{
     chat_template::{ChatTemplate, template_in_dir},
     keys,
     model::ModelFiles,
-    tokenizer::Tokenizer,
+    tokenizer::{Tokenizer, tekken},
     tools::Dialect,
 };
 
@@ -49,7 +49,13 @@ impl TextFiles {
             Some(text) => Some(text.to_owned()),
             None => match dir.map(template_in_dir).transpose()?.flatten() {
                 Some(text) => Some(text),
-                None => files.metadata().and_then(|m| m.str("tokenizer.chat_template")).map(str::to_owned),
+                None => match files.metadata().and_then(|m| m.str("tokenizer.chat_template")) {
+                    Some(text) => Some(text.to_owned()),
+                    None if dir.is_some_and(|dir| dir.join(tekken::FILE).is_file()) => {
+                        tekken::template(&tokenizer).map(str::to_owned)
+                    }
+                    None => None,
+                },
             },
         };
         let special = tokenizer.special_tokens().clone();

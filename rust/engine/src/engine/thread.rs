@@ -4,7 +4,7 @@ mod constrained;
 mod drafting;
 mod events;
 mod heads;
-mod images;
+mod media;
 mod prompt_logprobs;
 mod re_isq;
 mod requests;
@@ -26,7 +26,7 @@ use paged::{KvCacheConfig, PoolSnapshot, RequestId, Scheduler, SchedulerOutput, 
 use rustc_hash::FxHashMap;
 
 pub use drafting::Drafter;
-use images::{HeldImages, Sight};
+use media::{HeldOutputs, Senses};
 pub use re_isq::NewWeights;
 use sampling::StepOutputs;
 
@@ -96,7 +96,7 @@ struct ActiveChoice {
     output: OutputKind,
     drafts: DraftHistory,
     /// Until the prompt is computed.
-    images: HeldImages,
+    held: HeldOutputs,
 }
 
 /// The scheduler's clock: microseconds since the engine started.
@@ -125,7 +125,7 @@ pub struct EngineThread {
     state_saves: Vec<StateSave>,
     outputs: StepOutputs,
     /// Of models that see.
-    sight: Option<Sight>,
+    senses: Option<Senses>,
     /// Who proposes drafts, if anybody does.
     speculator: Option<Speculator>,
     /// The model that does, if it is one.
@@ -175,7 +175,7 @@ impl EngineThread {
             states: StateSlots::default(),
             state_saves: Vec::new(),
             outputs: StepOutputs::default(),
-            sight: None,
+            senses: None,
             speculator: None,
             drafter: None,
             started: Instant::now(),
@@ -213,9 +213,9 @@ impl EngineThread {
         self.drafter = drafter;
     }
 
-    /// Keeps outputs of the image encoder within so many bytes.
-    pub fn take_images(&mut self, cache_bytes: u64) {
-        self.sight = Some(Sight::new(cache_bytes));
+    /// Keeps outputs of the encoder within so many bytes.
+    pub fn take_media(&mut self, cache_bytes: u64) {
+        self.senses = Some(Senses::new(cache_bytes));
     }
 
     /// Where it will be written why the device computes no more.
@@ -262,7 +262,7 @@ impl EngineThread {
         if is_unloading {
             self.new_weights = None;
             self.begin_held();
-            self.cancel_seeing();
+            self.cancel_waiting();
             let _ = self.guarded(Self::cancel_all);
         } else {
             if !self.scheduler.is_paused() {
@@ -288,7 +288,7 @@ impl EngineThread {
 
     /// Whether no request is left.
     fn is_idle(&self) -> bool {
-        self.active.is_empty() && self.num_seeing() == 0
+        self.active.is_empty() && self.num_waiting_for_media() == 0
     }
 
     /// Hands over what the requests have come to since the last time; only when all have done so are their sinks flushed.
@@ -340,7 +340,7 @@ impl EngineThread {
             Command::Pause => self.scheduler.pause(),
             Command::Resume => self.scheduler.resume(),
             Command::Drain(waiting) => {
-                let _ = self.guarded(Self::begin_seeing);
+                let _ = self.guarded(Self::begin_waiting);
                 self.scheduler.drain();
                 if self.is_idle() && self.held.is_empty() {
                     waiting.send(()).unwrap_or_default();
@@ -355,7 +355,7 @@ impl EngineThread {
                 let _ = self.guarded(Self::drop_cancelled);
                 self.poll_tier();
                 let mut stats = self.scheduler.stats();
-                stats.requests_waiting += self.num_seeing() + self.held.len();
+                stats.requests_waiting += self.num_waiting_for_media() + self.held.len();
                 let _ = reply.send(stats);
             }
             Command::PoolSnapshot(reply) => {

@@ -15,7 +15,7 @@ use crate::{
     EmbeddingConfig, EmbeddingOptions, EngineError, Importance, Isq, ModelSource, embedding, importance,
     json::required_json,
     keys,
-    vision::{VisionConfig, VisionOptions, mmproj},
+    media::{MediaConfig, MediaOptions, mmproj},
     weights::{self, GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat},
 };
 
@@ -26,8 +26,8 @@ pub struct ModelFiles {
     isq: Option<Isq>,
     embedding: Option<EmbeddingConfig>,
     importance: Option<Arc<Importance>>,
-    vision: Option<VisionConfig>,
-    /// The image encoder's, where it has files of its own.
+    media: Option<MediaConfig>,
+    /// The encoder's, where it has files of its own.
     encoder: Option<WeightSource>,
     /// Its config.json speaks of images or sounds.
     has_senses: bool,
@@ -70,7 +70,7 @@ impl ModelFiles {
                 isq: None,
                 embedding: None,
                 importance: None,
-                vision: None,
+                media: None,
                 encoder: None,
                 has_senses: false,
             }),
@@ -150,20 +150,20 @@ impl ModelFiles {
         Ok(Self { embedding: Some(embedding), ..self })
     }
 
-    /// The same, to see images too; `source` is what they were opened from.
+    /// The same, to see or hear too; `source` is what they were opened from.
     ///
     /// # Errors
-    /// [`EngineError::NotSupported`] for a family whose images are not computed; [`EngineError::Load`] for files that cannot be
-    /// honoured; they name the key.
-    pub fn with_vision(self, source: &ModelSource, options: &VisionOptions) -> Result<Self, EngineError> {
+    /// [`EngineError::NotSupported`] for a family whose images and sounds are not computed; [`EngineError::Load`] for files that
+    /// cannot be honoured; they name the key.
+    pub fn with_media(self, source: &ModelSource, options: &MediaOptions) -> Result<Self, EngineError> {
         let refused = |why: &str| Err(EngineError::NotSupported(format!("{}: {why}", self.weights.path().display())));
         match (source, &options.mmproj) {
-            (ModelSource::HuggingFace { path, .. }, None) => self.with_vision_of_folder(path, options),
+            (ModelSource::HuggingFace { path, .. }, None) => self.with_media_of_folder(path, options),
             (ModelSource::Gguf { .. }, Some(mmproj)) => {
                 let encoder = mmproj::open(mmproj.clone())?;
                 let language = self.weights.metadata().ok_or_else(|| EngineError::Internal("no metadata".into()))?;
-                let vision = VisionConfig::from_mmproj(&encoder, language, &self.config, options.max_edge)?;
-                Ok(Self { encoder: Some(encoder), ..self.seeing(vision) })
+                let media = MediaConfig::from_mmproj(&encoder, language, &self.config, options.max_edge)?;
+                Ok(Self { encoder: Some(encoder), ..self.seeing(media) })
             }
             (ModelSource::HuggingFace { .. }, Some(_)) => refused(
                 "a folder has its image encoder itself: leave out mmproj_filename (--mmproj), which goes with a GGUF file",
@@ -178,44 +178,39 @@ impl ModelFiles {
         }
     }
 
-    fn with_vision_of_folder(self, path: &Path, options: &VisionOptions) -> Result<Self, EngineError> {
+    fn with_media_of_folder(self, path: &Path, options: &MediaOptions) -> Result<Self, EngineError> {
         let file = path.join("config.json");
         let what = file.display().to_string();
         let Value::Object(object) = required_json(&file)? else {
             return Err(EngineError::Load(format!("{what}: not a JSON object")));
         };
-        let processor = images::Processor::from_folder(path).map_err(|why| EngineError::Load(why.to_string()))?;
-        let mut processor = processor.ok_or_else(|| {
-            EngineError::Load(format!("{}: neither preprocessor_config.json nor processor_config.json is there", path.display()))
-        })?;
-        processor.max_edge = options.max_edge;
-        let vision = VisionConfig::read(&HfFields::new(&what, object), &self.config, processor)?;
-        Ok(self.seeing(vision))
+        let media = MediaConfig::from_folder(path, &HfFields::new(&what, object), &self.config, options.max_edge)?;
+        Ok(self.seeing(media))
     }
 
-    fn seeing(mut self, vision: VisionConfig) -> Self {
-        if vision.sees_spans {
-            let is_seen = |window: Option<usize>| window.is_some() || !vision.spans_in_windows;
+    fn seeing(mut self, media: MediaConfig) -> Self {
+        if media.sees_spans {
+            let is_seen = |window: Option<usize>| window.is_some() || !media.spans_in_windows;
             self.config = self.config.with_layers(|layer| {
                 if is_seen(layer.attention.window) {
                     layer.attention.mask = Mask::Spans;
                 }
             });
         }
-        Self { vision: Some(vision), ..self }
+        Self { media: Some(media), ..self }
     }
 
     /// Whether images or sounds that its config.json speaks of are left out.
     pub(crate) fn leaves_out_senses(&self) -> bool {
-        self.has_senses && self.vision.is_none()
+        self.has_senses && self.media.is_none()
     }
 
-    /// How it sees; `None`: it takes text alone.
-    pub(crate) fn vision(&self) -> Option<&VisionConfig> {
-        self.vision.as_ref()
+    /// How it sees or hears; `None`: it takes text alone.
+    pub(crate) fn media(&self) -> Option<&MediaConfig> {
+        self.media.as_ref()
     }
 
-    /// The files that its image encoder lies in.
+    /// The files that its encoder lies in.
     pub(crate) fn encoder_weights(&self) -> &WeightSource {
         self.encoder.as_ref().unwrap_or(&self.weights)
     }

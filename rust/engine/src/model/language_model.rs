@@ -1,9 +1,9 @@
-//! The configuration of the language model within a model that sees.
+//! The configuration of the language model within a model that sees or hears.
 
 use serde_json::{Map, Value, json};
 
 use super::arch::architectures;
-use crate::vision;
+use crate::media;
 
 /// What Transformers takes where the configuration of a language model within another says nothing: such files have only what
 /// differs from it. An older file has no `rope_parameters`, and may lack the base of its rotations, too.
@@ -151,7 +151,7 @@ pub(super) fn config_of(mut whole: Map<String, Value>) -> Map<String, Value> {
         }
         _ => {
             // Of some that see, the language model's keys stand beside those of the encoder.
-            let sees = |name: &str| vision::families().any(|family| family == name);
+            let sees = |name: &str| media::families().any(|family| family == name);
             if whole.get("model_type").and_then(Value::as_str).is_some_and(sees) {
                 for key in ["vision_config", "img_processor", "embd_layer"] {
                     whole.remove(key);

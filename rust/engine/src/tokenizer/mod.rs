@@ -8,6 +8,7 @@ pub(crate) mod model_file;
 mod pieces;
 mod pre_tokenizer;
 mod spm;
+pub(crate) mod tekken;
 
 use std::{ops::Range, path::Path, sync::OnceLock};
 
@@ -151,13 +152,16 @@ impl Tokenizer {
             .try_for_each(|text| [true, false].into_iter().try_for_each(|special| self.encode(text, special).map(drop)))
     }
 
-    /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given, or tokenizer.model), and, where they are
-    /// there, `tokenizer_config.json` for the special tokens, `generation_config.json` and config.json for the ids that end a
-    /// text.
+    /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given, or tokenizer.model, or tekken.json), and,
+    /// where they are there, `tokenizer_config.json` for the special tokens, `generation_config.json` and config.json for the ids
+    /// that end a text.
     pub fn from_hf_dir(dir: &Path, tokenizer_json: Option<&Path>) -> Result<Self, EngineError> {
         let own = dir.join("tokenizer.json");
-        let mut tokenizer = if tokenizer_json.is_none() && !own.is_file() && dir.join("tokenizer.model").is_file() {
+        let is_there = |name: &str| tokenizer_json.is_none() && !own.is_file() && dir.join(name).is_file();
+        let mut tokenizer = if is_there("tokenizer.model") {
             Self::from_gguf(&Metadata::new(model_file::read_dir(dir)?))?
+        } else if is_there(tekken::FILE) {
+            Self::from_gguf(&Metadata::new(tekken::read_dir(dir)?))?
         } else {
             Self::from_file(tokenizer_json.unwrap_or(&own))?
         };

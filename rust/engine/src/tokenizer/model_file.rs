@@ -14,20 +14,21 @@ use crate::{
     weights::MetadataValue,
 };
 
-type Entries = HashMap<String, MetadataValue>;
+/// What a GGUF file says, by its keys.
+pub(super) type Entries = HashMap<String, MetadataValue>;
 
 /// Such a file at most; those in use have 5 MB.
 const MAX_BYTES: u64 = 16 << 20;
 /// Tokens at most; the largest vocabularies in use have a quarter of a million.
-const MAX_TOKENS: usize = 1 << 20;
+pub(super) const MAX_TOKENS: usize = 1 << 20;
 /// A token of tiktoken at most; the longest in use is 128 spaces.
-const MAX_TOKEN_BYTES: usize = 128;
+pub(super) const MAX_TOKEN_BYTES: usize = 128;
 /// Special tokens behind the ranks of Llama 3.
 const NUM_SPECIAL: usize = 256;
 
-const CONTROL: i64 = 3;
-const USER_DEFINED: i64 = 4;
-const NORMAL: i64 = 1;
+pub(super) const CONTROL: i64 = 3;
+pub(super) const USER_DEFINED: i64 = 4;
+pub(super) const NORMAL: i64 = 1;
 
 #[derive(Clone, PartialEq, Message)]
 struct ModelProto {
@@ -155,7 +156,8 @@ fn add_token(entries: &mut Entries, id: usize, text: String, is_special: bool) -
     Ok(())
 }
 
-fn named<const N: usize>(entries: [(&str, MetadataValue); N]) -> Entries {
+/// Entries of a tokenizer, by their keys behind `tokenizer.ggml.`.
+pub(super) fn named<const N: usize>(entries: [(&str, MetadataValue); N]) -> Entries {
     entries.map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).into()
 }
 
@@ -298,7 +300,7 @@ fn tiktoken(bytes: &[u8], is_later: bool) -> Result<Entries, String> {
 
 /// Where the two tokens meet that a token is merged of, last of all: by the merges of lower ranks. `None` where these leave more
 /// than two, or for a single byte.
-fn merged_at(token: &[u8], rank: usize, ranks: &HashMap<&[u8], usize>) -> Option<usize> {
+pub(super) fn merged_at(token: &[u8], rank: usize, ranks: &HashMap<&[u8], usize>) -> Option<usize> {
     // The ends of the parts, and the rank of each with the next.
     let mut ends: Vec<usize> = (1..=token.len()).collect();
     let pair_rank = |ends: &[usize], at: usize| {

@@ -71,16 +71,32 @@ pub fn vision_value(name: &str, shape: &[usize], u: f32) -> f32 {
 /// The folder of a tiny model that sees. Where its golden has no weights, they are drawn beside it, and what a model needs
 /// besides is that of another.
 pub fn seeing(name: &str) -> PathBuf {
-    static DRAWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let folder = golden_dir().join("vision").join(name);
+    with_weights(golden_dir().join("vision").join(name), &["tokenizer.json", "tokenizer_config.json", "image0.png", "image1.png"])
+}
+
+/// The same of one that hears, which lacks its weights alone.
+pub fn hearing(name: &str) -> PathBuf {
+    with_weights(golden_dir().join("hearing").join(name), &[])
+}
+
+/// Samples of a sound: a tone that its name decides, and noise. tests/drawn_sounds.py has the same.
+pub fn sound(name: &str, len: usize) -> Vec<f32> {
+    let noise: Vec<_> = drawn(&format!("sound {name}"), len).collect();
+    let pitch = f64::from(0.02_f32 + 0.1_f32 * noise[0].abs());
+    let level = |(at, noise): (usize, &f32)| (at as f64 * pitch).sin() * 9000.0 + f64::from(*noise) * 6000.0;
+    noise.iter().enumerate().map(|at| level(at).floor() as f32 / 32768.0).collect()
+}
+
+fn with_weights(folder: PathBuf, lent: &[&str]) -> PathBuf {
+    static DRAWN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let shapes = folder.join("tensors.json");
     let mut drawn = DRAWN.lock().unwrap();
-    if !shapes.exists() || !drawn.insert(name.to_owned()) {
+    if !shapes.exists() || !drawn.insert(folder.clone()) {
         return folder;
     }
     // Other tests may be reading: a file appears whole, and stays if it is what it would be.
     let fresh = tempfile::tempdir_in(golden_dir()).unwrap();
-    for file in ["tokenizer.json", "tokenizer_config.json", "image0.png", "image1.png"] {
+    for file in lent {
         if !folder.join(file).exists() {
             std::fs::copy(golden_dir().join("vision/qwen3_vl").join(file), fresh.path().join(file)).unwrap();
         }

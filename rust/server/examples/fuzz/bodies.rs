@@ -179,7 +179,11 @@ impl Bodies {
     /// A body for every parser, and an answer to the first that takes it.
     pub fn body(&self, rng: &mut ChaCha8Rng) -> Outcome {
         let body = written(rng);
-        let context = ModelContext { knows_developer: rng.random(), sees: rng.random(), model_id: "m".into() };
+        let context = ModelContext {
+            knows_developer: rng.random(),
+            media: [None, Some(engine::MediaKind::Image), Some(engine::MediaKind::Sound)][rng.random_range(0..3)],
+            model_id: "m".into(),
+        };
         let parsed: [Result<Option<Generation>, ApiError>; 6] = [
             ChatRequest::parse(&body).and_then(|request| request.into_generation(&context)).map(Some),
             CompletionRequest::parse(&body).and_then(CompletionRequest::into_generation).map(Some),

@@ -290,7 +290,7 @@ pub fn messages(rng: &mut ChaCha8Rng) -> Vec<Message> {
         .map(|_| Message {
             role: pick(rng, &roles).into(),
             content: MessageContent::Text(text(rng)),
-            images: Vec::new(),
+            media: Vec::new(),
             extra: if rng.random_bool(0.1) {
                 [(text(rng), grammar::value(rng, 2))].into_iter().collect()
             } else {

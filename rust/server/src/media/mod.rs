@@ -1,9 +1,9 @@
-//! Images by their addresses: `data:`, `file:` and `http(s):`, each only as far as it is allowed.
+//! Images and sounds by their addresses: `data:`, `file:` and `http(s):`, each only as far as it is allowed.
 //!
 //! What a client names is fetched by the server, so an address is a way into whatever the server reaches. `data:` reaches
 //! nothing. `file:` is allowed below one folder, as it lies there after all links. `http(s):` is allowed from hosts that are
 //! listed: the name is resolved once, no address of it may be private, the connection goes to these addresses, and redirects are
-//! not followed. Size, time and pixels are bounded.
+//! not followed. Size, time, pixels and seconds are bounded.
 
 mod address;
 mod web;
@@ -20,7 +20,11 @@ use base64::{
     alphabet::STANDARD,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
-use engine::images::{Limits, RgbImage, decode};
+use engine::{
+    MediaKind,
+    audio::{self, Sound},
+    images::{self, RgbImage},
+};
 use percent_encoding::percent_decode_str;
 
 use web::Web;
@@ -30,7 +34,7 @@ const BASE64: GeneralPurpose =
 /// Characters of an address that a message quotes.
 const SHOWN: usize = 96;
 
-/// Why there is no image at an address, and what would work.
+/// Why there is no image or sound at an address, and what would work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaError(pub String);
 
@@ -52,7 +56,7 @@ enum Files {
     All,
 }
 
-/// Fetches and decodes images.
+/// Fetches and decodes images and sounds.
 #[derive(Debug)]
 pub struct Media {
     files: Files,
@@ -97,63 +101,96 @@ impl Media {
     ///
     /// # Errors
     /// For an address that is not allowed or has no image; the text quotes its beginning alone.
-    pub fn image(&self, url: &str, limits: &Limits) -> Result<RgbImage, MediaError> {
-        let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
-        let bytes = match scheme.to_ascii_lowercase().as_str() {
-            "data" => data(rest)?,
-            "file" => self.file(rest, limits)?,
-            "http" | "https" => self.web.fetch(url, limits.max_bytes)?,
-            _ => {
-                let shown = shorten(url);
-                return Err(MediaError(format!("{shown:?} is no address of an image: give a data:, file: or https: URL")));
-            }
-        };
-        decode(&bytes, limits).map_err(|error| MediaError(error.to_string()))
+    pub fn image(&self, url: &str, limits: &images::Limits) -> Result<RgbImage, MediaError> {
+        let bytes = self.bytes(url, MediaKind::Image, limits.max_bytes)?;
+        images::decode(&bytes, limits).map_err(|error| MediaError(error.to_string()))
     }
 
-    fn file(&self, rest: &str, limits: &Limits) -> Result<Vec<u8>, MediaError> {
+    /// The same of a sound.
+    ///
+    /// # Errors
+    /// As [`Self::image`].
+    pub fn sound(&self, url: &str, limits: &audio::Limits) -> Result<Sound, MediaError> {
+        let bytes = self.bytes(url, MediaKind::Sound, limits.max_bytes)?;
+        audio::decode(&bytes, limits).map_err(|error| MediaError(error.to_string()))
+    }
+
+    fn bytes(&self, url: &str, kind: MediaKind, max_bytes: usize) -> Result<Vec<u8>, MediaError> {
+        let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
+        match scheme.to_ascii_lowercase().as_str() {
+            "data" => data(rest, kind),
+            "file" => self.file(rest, kind, max_bytes),
+            "http" | "https" => self.web.fetch(url, kind, max_bytes),
+            _ => {
+                let (shown, noun) = (shorten(url), noun(kind));
+                Err(MediaError(format!("{shown:?} is no address of {noun}: give a data:, file: or https: URL")))
+            }
+        }
+    }
+
+    fn file(&self, rest: &str, kind: MediaKind, max_bytes: usize) -> Result<Vec<u8>, MediaError> {
         if matches!(self.files, Files::None) {
             let text = "file: URLs are not allowed; the server's operator can allow a folder with --allowed-local-media-path";
             return Err(MediaError(text.into()));
         }
         let shown = || shorten(rest).to_owned();
+        let example = match kind {
+            MediaKind::Image => "image.png",
+            MediaKind::Sound => "sound.wav",
+        };
         let path = local_path(rest)
-            .ok_or_else(|| MediaError(format!("file:{} is no local path: write file:///folder/image.png", shown())))?;
+            .ok_or_else(|| MediaError(format!("file:{} is no local path: write file:///folder/{example}", shown())))?;
         match &self.files {
             Files::Below(root) => {
                 // One answer for all of them: it must not tell what lies elsewhere.
                 let outside = || MediaError(format!("file:{} is no file below the folder that the server allows", shown()));
                 let real = fs::canonicalize(&path).ok().filter(|real| real.starts_with(root)).ok_or_else(outside)?;
-                read(&real, limits).map_err(|why| why.unwrap_or_else(outside))
+                read(&real, max_bytes).map_err(|why| why.unwrap_or_else(outside))
             }
-            Files::All | Files::None => read_file(&path, limits),
+            Files::All | Files::None => read_file(&path, max_bytes),
         }
     }
 }
 
-/// The bytes of an image file.
+/// What errors call it.
+fn noun(kind: MediaKind) -> &'static str {
+    match kind {
+        MediaKind::Image => "an image",
+        MediaKind::Sound => "a sound",
+    }
+}
+
+/// What media types of it begin with.
+fn media_type(kind: MediaKind) -> &'static str {
+    match kind {
+        MediaKind::Image => "image/",
+        MediaKind::Sound => "audio/",
+    }
+}
+
+/// The bytes of a file.
 ///
 /// # Errors
-/// For a path that is no file, or one of more bytes than the limits allow.
-pub fn read_file(path: &Path, limits: &Limits) -> Result<Vec<u8>, MediaError> {
+/// For a path that is no file, or one of more bytes than `max_bytes`.
+pub fn read_file(path: &Path, max_bytes: usize) -> Result<Vec<u8>, MediaError> {
     let unread = |why: &dyn fmt::Display| MediaError(format!("{}: {why}", path.display()));
     if let Err(error) = fs::metadata(path) {
         return Err(unread(&error));
     }
-    read(path, limits).map_err(|why| unread(&why.map_or_else(|| "it is no file that can be read".into(), |why| why.0)))
+    read(path, max_bytes).map_err(|why| unread(&why.map_or_else(|| "it is no file that can be read".into(), |why| why.0)))
 }
 
 /// The bytes of a plain file; an error without a text where it is none.
-fn read(path: &Path, limits: &Limits) -> Result<Vec<u8>, Option<MediaError>> {
+fn read(path: &Path, max_bytes: usize) -> Result<Vec<u8>, Option<MediaError>> {
     // A pipe would be waited for.
     if !fs::metadata(path).is_ok_and(|data| data.is_file()) {
         return Err(None);
     }
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(|_| None)?;
-    file.take(limits.max_bytes as u64 + 1).read_to_end(&mut bytes).map_err(|_| None)?;
-    if bytes.len() > limits.max_bytes {
-        return Err(Some(MediaError(format!("the image file has more than the {} bytes that are allowed", limits.max_bytes))));
+    file.take(max_bytes as u64 + 1).read_to_end(&mut bytes).map_err(|_| None)?;
+    if bytes.len() > max_bytes {
+        return Err(Some(MediaError(format!("the file has more than the {max_bytes} bytes that are allowed"))));
     }
     Ok(bytes)
 }
@@ -169,14 +206,20 @@ fn local_path(rest: &str) -> Option<PathBuf> {
 }
 
 /// The bytes of a `data:` URL, behind its scheme.
-fn data(rest: &str) -> Result<Vec<u8>, MediaError> {
-    let form = || MediaError("a data: URL of an image is written data:image/png;base64,...".into());
+fn data(rest: &str, wanted: MediaKind) -> Result<Vec<u8>, MediaError> {
+    let form = || {
+        let example = match wanted {
+            MediaKind::Image => "image/png",
+            MediaKind::Sound => "audio/wav",
+        };
+        MediaError(format!("a data: URL of {} is written data:{example};base64,...", noun(wanted)))
+    };
     let (kind, text) = rest.split_once(',').ok_or_else(form)?;
     let kind = kind.to_ascii_lowercase();
-    let media_type = kind.strip_suffix(";base64").ok_or_else(form)?;
-    if !media_type.starts_with("image/") && !media_type.starts_with("application/octet-stream") {
-        let shown = shorten(media_type);
-        return Err(MediaError(format!("the data: URL says that it is {shown:?}, which is no image")));
+    let given = kind.strip_suffix(";base64").ok_or_else(form)?;
+    if !given.starts_with(media_type(wanted)) && !given.starts_with("application/octet-stream") {
+        let (shown, noun) = (shorten(given), noun(wanted));
+        return Err(MediaError(format!("the data: URL says that it is {shown:?}, which is not {noun}")));
     }
     BASE64.decode(text.trim()).map_err(|error| MediaError(format!("the data: URL is no base64: {error}")))
 }

@@ -5,6 +5,8 @@ use std::{
     thread,
 };
 
+use engine::images::{Limits, decode};
+
 use super::*;
 
 fn png() -> Vec<u8> {
@@ -30,7 +32,7 @@ fn a_data_url_is_decoded() {
     for (url, part) in [
         ("data:image/png,abc", "data:image/png;base64"),
         ("data:image/png;base64,a*b", "no base64"),
-        ("data:text/html;base64,aaaa", "no image"),
+        ("data:text/html;base64,aaaa", "not an image"),
         ("data:image/png;base64,aaaa", "no PNG"),
         ("gopher://x/y", "no address of an image"),
         ("image.png", "no address of an image"),

@@ -1,7 +1,8 @@
-//! Images of hosts that are listed.
+//! Images and sounds of hosts that are listed.
 
 use std::{fmt, time::Duration};
 
+use engine::MediaKind;
 use ureq::{
     Agent, Error,
     config::Config,
@@ -12,7 +13,7 @@ use ureq::{
     },
 };
 
-use super::{MediaError, address::is_public, shorten};
+use super::{MediaError, address::is_public, media_type, shorten};
 
 /// From the name of a host to the last byte.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -76,7 +77,7 @@ impl Web {
     }
 
     /// The bytes at a URL of a listed host.
-    pub fn fetch(&self, url: &str, max_bytes: usize) -> Result<Vec<u8>, MediaError> {
+    pub fn fetch(&self, url: &str, kind: MediaKind, max_bytes: usize) -> Result<Vec<u8>, MediaError> {
         let shown = shorten(url);
         let uri: Uri = url.parse().map_err(|error| MediaError(format!("{shown:?} is no URL: {error}")))?;
         let authority = uri.authority().ok_or_else(|| MediaError(format!("{shown:?} names no host")))?;
@@ -86,10 +87,10 @@ impl Web {
         let host = authority.host().to_ascii_lowercase();
         if !self.domains.contains(&host) {
             let host = shorten(&host);
-            return Err(MediaError(format!("images of the host {host:?} are not fetched: {}", self.hint)));
+            return Err(MediaError(format!("images and sounds of the host {host:?} are not fetched: {}", self.hint)));
         }
         let failed = |error: Error| MediaError(format!("{shown:?} cannot be fetched: {}", why(&error, max_bytes)));
-        let mut response = self.agent.get(&uri).header("accept", "image/*").call().map_err(failed)?;
+        let mut response = self.agent.get(&uri).header("accept", format!("{}*", media_type(kind))).call().map_err(failed)?;
         match response.status().as_u16() {
             200 => {}
             300..400 => {

@@ -11,6 +11,7 @@ mod openapi;
 mod responses;
 mod status;
 mod text;
+mod transcriptions;
 mod ui;
 
 pub use ui::Watch;
@@ -58,6 +59,7 @@ pub fn router(app: &Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
         .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/audio/transcriptions", post(transcriptions::create))
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/responses", post(responses::create))
@@ -217,6 +219,11 @@ async fn body(app: &App, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiEr
         let message = "send JSON, with `Content-Type: application/json`".to_owned();
         return Err(ApiError::new(415, "invalid_request_error", "unsupported_media_type", None, message));
     }
+    whole(app, body).await
+}
+
+/// The whole of a body, of whatever kind.
+async fn whole(app: &App, body: Body) -> Result<Bytes, ApiError> {
     let limit = app.config.max_body_bytes;
     match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, limit).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),

@@ -25,7 +25,10 @@ impl App {
             parent: is_adapter.then(|| self.config.model_id.clone()),
             max_model_len: self.engine.max_sequence_length(),
             more: BTreeMap::from([
-                ("input_modalities", if self.engine.sees() { json!(["text", "image"]) } else { json!(["text"]) }),
+                (
+                    "input_modalities",
+                    self.engine.media_kind().map_or_else(|| json!(["text"]), |kind| json!(["text", kind.part_type()])),
+                ),
                 ("architecture", json!(self.engine.architecture())),
                 ("tool_format", json!(self.engine.tool_format())),
             ]),

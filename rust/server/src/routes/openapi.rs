@@ -25,7 +25,7 @@ use crate::app::App;
 /// Method, path, summary, required keys.
 type Route = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
-const ROUTES: [Route; 28] = [
+const ROUTES: [Route; 29] = [
     ("post", "/v1/chat/completions", "Answers a chat.", &["messages"]),
     ("post", "/v1/completions", "Continues texts.", &["prompt"]),
     ("post", "/v1/embeddings", "Makes vectors of texts.", &["input"]),
@@ -35,6 +35,7 @@ const ROUTES: [Route; 28] = [
     ("post", "/v1/responses/input_tokens", "How many tokens a response's prompt would have.", &["input"]),
     ("post", "/v1/messages", "Answers with a message, in Anthropic's form.", &["messages", "max_tokens"]),
     ("post", "/v1/messages/count_tokens", "How many tokens a message's prompt would have.", &["messages"]),
+    ("post", "/v1/audio/transcriptions", "Writes down what is said in a sound, which a form has.", &[]),
     ("get", "/v1/models", "The models.", &[]),
     ("get", "/v1/models/{id}", "A model.", &[]),
     ("get", "/v1/lora_adapters", "The adapters.", &[]),

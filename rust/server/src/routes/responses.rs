@@ -87,12 +87,7 @@ impl Making {
             if !answer.calls.is_empty() {
                 extra.insert("tool_calls".into(), calls.collect());
             }
-            chat.push(Message {
-                role: "assistant".into(),
-                content: MessageContent::Text(answer.text),
-                images: Vec::new(),
-                extra,
-            });
+            chat.push(Message { role: "assistant".into(), content: MessageContent::Text(answer.text), media: Vec::new(), extra });
             self.app.responses.keep(&self.envelope.id, self.caller.tenant.clone(), response.clone(), chat);
         }
         response

@@ -22,7 +22,7 @@ fn planned(config: &DecoderConfig, encoder_cache_bytes: u64) -> PlannedModel<'_>
         encoder_cache_bytes,
         adapter_bytes: 0,
         embedding: None,
-        vision: None,
+        media: None,
         draft: None,
     }
 }

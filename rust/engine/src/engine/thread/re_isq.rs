@@ -70,7 +70,7 @@ impl EngineThread {
             let _ = self.guarded(|thread| thread.receive_request(submitted));
         }
         if is_draining {
-            let _ = self.guarded(Self::begin_seeing);
+            let _ = self.guarded(Self::begin_waiting);
             self.scheduler.drain();
         }
         if is_paused {

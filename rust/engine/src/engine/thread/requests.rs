@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use paged::{AdmissionError, CacheIdentity, IdentityField, NewRequest, RequestId};
 
-use super::{ActiveChoice, EngineThread, HeldImages, ticks};
+use super::{ActiveChoice, EngineThread, HeldOutputs, ticks};
 use crate::{
     EngineError, FinishReason,
     engine::{
@@ -25,15 +25,15 @@ fn identity(rope: RopeRows, adapter: Option<&Generation>) -> Vec<u8> {
     }
 }
 
-/// The spans of a request's images from `first` on.
+/// The spans of a request's items from `first` on.
 pub(super) fn spans(submitted: &SubmittedRequest, first: usize) -> Vec<Range<usize>> {
-    let images = submitted.origin.images.iter();
-    let spans = images.flat_map(|images| &images.spans).map(|(start, end)| *start as usize..*end as usize);
+    let items = submitted.origin.items.iter();
+    let spans = items.flat_map(|items| &items.spans).map(|(start, end)| *start as usize..*end as usize);
     spans.filter(|span| span.start >= first).collect()
 }
 
 impl EngineThread {
-    pub(super) fn submit(&mut self, submitted: SubmittedRequest, images: HeldImages) {
+    pub(super) fn submit(&mut self, submitted: SubmittedRequest, held: HeldOutputs) {
         if let Some(why) = self.lost.get() {
             return ActiveRequest::new(submitted).abandon(EngineError::DeviceLost(why.clone()));
         }
@@ -47,7 +47,7 @@ impl EngineThread {
             leads: submitted.choices.len() > 1,
             output: submitted.output,
             drafts: DraftHistory::default(),
-            images,
+            held,
         };
         let id = self.new_request_id();
         let mut added = Ok(());
@@ -62,7 +62,7 @@ impl EngineThread {
             Err(error) => return request.abandon(EngineError::InvalidArgument(error.to_string())),
         }
         request.begin();
-        (0..active.images.num_encoded).for_each(|_| request.count_encoded_image());
+        active.held.encoded.iter().for_each(|kind| request.count_encoded(*kind));
         self.requests.insert(number, request);
         self.active.insert(id, active);
     }

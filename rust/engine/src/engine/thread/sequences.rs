@@ -7,7 +7,7 @@ use std::{
 
 use paged::{AdmissionError, ForkError, ForkRequest, RequestId};
 
-use super::{ActiveChoice, Command, EngineThread, HeldImages, requests::spans, ticks};
+use super::{ActiveChoice, Command, EngineThread, HeldOutputs, requests::spans, ticks};
 use crate::{
     EngineError, FinishReason, OutputKind, Sequence,
     engine::{
@@ -46,7 +46,7 @@ impl EngineThread {
                         leads: false,
                         output: OutputKind::Tokens,
                         drafts: DraftHistory::default(),
-                        images: HeldImages::default(),
+                        held: HeldOutputs::default(),
                     };
                     self.begin_choice(lead, active, &token);
                 }

@@ -7,7 +7,7 @@ use paged::{RequestId, SchedulerOutput, StuckReport};
 use rustc_hash::FxHashMap;
 
 use super::{
-    ActiveChoice, Drafter, EngineThread, HeldImages,
+    ActiveChoice, Drafter, EngineThread, HeldOutputs,
     constrained::{add_forced, allowed_drafts},
     sampling::Wanted,
     ticks,
@@ -143,7 +143,7 @@ impl EngineThread {
         let of_request = |id| {
             let Some(active) = active.get(&id) else { return (RopeRows::default(), None) };
             let request = requests.get(&active.request_number);
-            (active.rope, request.and_then(|request| request.submitted().origin.images.as_deref()))
+            (active.rope, request.and_then(|request| request.submitted().origin.items.as_deref()))
         };
         self.batch.build(&self.scheduler, output, layout, of_request);
         if self.runner.config().is_recurrent() {
@@ -156,13 +156,13 @@ impl EngineThread {
         self.set_adapters(output);
         self.runner.copy_blocks(&output.copies)?;
         self.make_drafts(output);
-        let InputBatch { token_ids, step, images, coordinates } = &self.batch;
-        let (vectors, encoded) = match &mut self.sight {
-            Some(sight) if !images.is_empty() => sight.vectors(&mut self.runner, images)?,
+        let InputBatch { token_ids, step, items, coordinates } = &self.batch;
+        let (vectors, encoded) = match &mut self.senses {
+            Some(senses) if !items.is_empty() => senses.vectors(&mut self.runner, items)?,
             _ => (Vec::new(), Vec::new()),
         };
         self.runner.execute_with((token_ids, &vectors), coordinates, step)?;
-        self.count_images(&encoded);
+        self.count_encoded(&encoded);
         self.states.advance(output);
         self.report_prompt_logprobs(output)?;
         self.compute_outputs(output)?;
@@ -201,12 +201,12 @@ impl EngineThread {
         }
     }
 
-    /// Keeps in a request's usage which of its images had to be encoded.
-    fn count_images(&mut self, encoded: &[bool]) {
-        for (rows, _) in self.batch.images.iter().zip(encoded).filter(|(_, encoded)| **encoded) {
+    /// Keeps in a request's usage which of its images and sounds had to be encoded.
+    fn count_encoded(&mut self, encoded: &[bool]) {
+        for (rows, _) in self.batch.items.iter().zip(encoded).filter(|(_, encoded)| **encoded) {
             let request = self.active.get(&rows.request).and_then(|active| self.requests.get_mut(&active.request_number));
             if let Some(request) = request {
-                request.count_encoded_image();
+                request.count_encoded(rows.item.kind);
             }
         }
     }
@@ -278,7 +278,7 @@ impl EngineThread {
             request.count_recomputed(active.num_computed_tokens.min(end).saturating_sub(start));
             active.num_computed_tokens = active.num_computed_tokens.max(end);
             if end >= request.submitted().prompt_token_ids.len() {
-                active.images = HeldImages::default();
+                active.held = HeldOutputs::default();
             }
         }
     }

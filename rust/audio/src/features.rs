@@ -1,0 +1,141 @@
+//! Log-mel features of Whisper.
+
+use std::sync::Arc;
+
+use realfft::{RealFftPlanner, RealToComplex};
+
+use crate::{Processor, Sound, SoundError};
+
+/// What an encoder takes of a sound.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Features {
+    /// Values of a frame.
+    pub num_mel_bins: usize,
+    /// Frames of a chunk.
+    pub num_frames: usize,
+    /// Chunk after chunk, `[num_frames, num_mel_bins]` each; the last one ends in silence.
+    pub chunks: Vec<Vec<f32>>,
+}
+
+impl Processor {
+    /// The features of a sound.
+    ///
+    /// # Errors
+    /// [`SoundError::TooLong`] for a sound of more than [`Self::max_seconds`].
+    pub fn process(&self, sound: &Sound) -> Result<Features, SoundError> {
+        if self.max_seconds.is_some_and(|most| sound.seconds() > f64::from(most)) {
+            return Err(SoundError::TooLong { max_seconds: self.max_seconds.unwrap_or_default() });
+        }
+        let mut samples = sound.resampled(self.sampling_rate);
+        let num_samples = self.chunk_samples();
+        samples.resize(samples.len().next_multiple_of(num_samples), 0.0);
+        let num_frames = num_samples / self.hop_length;
+        let spectrum = Spectrum::new(self);
+        let frames = |samples: &[f32]| {
+            let mut values = spectrum.log_mel(samples, samples.len() / self.hop_length);
+            normalize(&mut values);
+            values
+        };
+        let of_chunk = num_frames * self.num_mel_bins;
+        let chunks = frames(&samples).chunks_exact(of_chunk).map(<[f32]>::to_vec).collect();
+        Ok(Features { num_mel_bins: self.num_mel_bins, num_frames, chunks })
+    }
+}
+
+/// Eight decades below the loudest value, and not less; then about -1 to 1.
+fn normalize(values: &mut [f32]) {
+    let loudest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    for value in values {
+        *value = (value.max(loudest - 8.0) + 4.0) / 4.0;
+    }
+}
+
+/// From samples to logarithms of energies.
+struct Spectrum {
+    transform: Arc<dyn RealToComplex<f64>>,
+    /// Hann's, periodic.
+    window: Vec<f64>,
+    /// Of each mel bin, its first frequency, and the weights from there.
+    filters: Vec<(usize, Vec<f32>)>,
+    hop_length: usize,
+}
+
+impl Spectrum {
+    fn new(processor: &Processor) -> Self {
+        let n_fft = processor.n_fft;
+        let hann = |at: usize| 0.5 - 0.5 * (std::f64::consts::TAU * at as f64 / n_fft as f64).cos();
+        Self {
+            transform: RealFftPlanner::new().plan_fft_forward(n_fft),
+            window: (0..n_fft).map(hann).collect(),
+            filters: mel_filters(processor),
+            hop_length: processor.hop_length,
+        }
+    }
+
+    /// `[num_frames, num_mel_bins]`; the samples are mirrored at both ends.
+    fn log_mel(&self, samples: &[f32], num_frames: usize) -> Vec<f32> {
+        let half = (self.window.len() / 2) as i64;
+        let last = samples.len() as i64 - 1;
+        let mirrored = |at: i64| {
+            let at = at.abs();
+            samples[if at > last { (2 * last - at).max(0) } else { at } as usize]
+        };
+        let (mut frame, mut spectrum) = (self.transform.make_input_vec(), self.transform.make_output_vec());
+        let mut energies = vec![0.0_f32; spectrum.len()];
+        let mut values = Vec::with_capacity(num_frames * self.filters.len());
+        for number in 0..num_frames {
+            let first = (number * self.hop_length) as i64 - half;
+            for (at, (value, window)) in frame.iter_mut().zip(&self.window).enumerate() {
+                *value = f64::from(mirrored(first + at as i64)) * window;
+            }
+            // The lengths are those that it was made for.
+            let done = self.transform.process(&mut frame, &mut spectrum);
+            debug_assert!(done.is_ok());
+            energies.iter_mut().zip(&spectrum).for_each(|(energy, value)| *energy = value.norm_sqr() as f32);
+            values.extend(self.filters.iter().map(|(first, weights)| {
+                let sum: f32 = weights.iter().zip(&energies[*first..]).map(|(weight, energy)| weight * energy).sum();
+                sum.max(1e-10).log10()
+            }));
+        }
+        values
+    }
+}
+
+/// Triangles over the frequencies of a spectrum, equally wide in mels as Slaney has them, and of equal areas.
+fn mel_filters(processor: &Processor) -> Vec<(usize, Vec<f32>)> {
+    let (num_bins, num_frequencies) = (processor.num_mel_bins, processor.n_fft / 2 + 1);
+    let nyquist = f64::from(processor.sampling_rate / 2);
+    let most = hertz_to_mel(MAX_HERTZ);
+    let edges: Vec<_> = (0..num_bins + 2).map(|at| mel_to_hertz(most * at as f64 / (num_bins + 1) as f64)).collect();
+    let filter = |edges: &[f64]| {
+        let [low, middle, high] = [edges[0], edges[1], edges[2]];
+        let weight = |frequency: usize| {
+            let hertz = nyquist * frequency as f64 / (num_frequencies - 1) as f64;
+            let triangle = ((hertz - low) / (middle - low)).min((high - hertz) / (high - middle)).max(0.0);
+            (triangle * 2.0 / (high - low)) as f32
+        };
+        let weights: Vec<_> = (0..num_frequencies).map(weight).collect();
+        let first = weights.iter().position(|weight| *weight > 0.0).unwrap_or(0);
+        let end = weights.iter().rposition(|weight| *weight > 0.0).map_or(first, |last| last + 1);
+        (first, weights[first..end].to_vec())
+    };
+    edges.windows(3).map(filter).collect()
+}
+
+/// The highest frequency that has a mel bin.
+const MAX_HERTZ: f64 = 8000.0;
+/// From here on mels grow with the logarithm.
+const LOG_HERTZ: f64 = 1000.0;
+const LOG_MEL: f64 = 15.0;
+
+fn log_step() -> f64 {
+    6.4_f64.ln() / 27.0
+}
+
+fn hertz_to_mel(hertz: f64) -> f64 {
+    if hertz < LOG_HERTZ { hertz * 3.0 / 200.0 } else { LOG_MEL + (hertz / LOG_HERTZ).ln() / log_step() }
+}
+
+fn mel_to_hertz(mel: f64) -> f64 {
+    if mel < LOG_MEL { mel * 200.0 / 3.0 } else { LOG_HERTZ * (log_step() * (mel - LOG_MEL)).exp() }
+}

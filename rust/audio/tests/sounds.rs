@@ -1,0 +1,141 @@
+//! Sound files against libsndfile, soxr and Transformers, and files that are made to harm.
+
+use std::{fs, path::PathBuf};
+
+use audio::{Limits, Processor, Sound, SoundError, decode};
+use serde_json::{Value, json};
+
+fn folder() -> PathBuf {
+    goldens::dir().join("sounds")
+}
+
+fn bytes(name: &str) -> Vec<u8> {
+    fs::read(folder().join(name)).unwrap()
+}
+
+fn processor(num_mel_bins: usize) -> Processor {
+    let json = json!({ "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": num_mel_bins });
+    Processor::from_json("test", json.as_object().unwrap()).unwrap()
+}
+
+#[test]
+fn files_have_the_samples_and_features_that_others_find() {
+    let expected: Value = serde_json::from_slice(&bytes("expected.json")).unwrap();
+    for (name, expected) in expected.as_object().unwrap() {
+        let sound = decode(&bytes(name), &Limits::default()).unwrap();
+        assert_eq!(u64::from(sound.rate()), expected["rate"], "{name}");
+        assert_eq!(sound.samples().len() as u64, expected["len"], "{name}");
+        for sample in expected["samples"].as_array().unwrap() {
+            let [place, value] = [&sample[0], &sample[1]].map(|value| value.as_f64().unwrap());
+            let own = f64::from(sound.samples()[place as usize]);
+            assert!((own - value).abs() < 2e-6, "{name}: sample {place} is {own}, not {value}");
+        }
+        let features = processor(128).process(&sound).unwrap();
+        assert_eq!((features.chunks.len(), features.num_frames, features.num_mel_bins), (1, 3000, 128));
+        // Where another resampler cuts, energies of almost nothing differ.
+        let (most, bins) = if sound.rate() == 16_000 { (1e-4, 32) } else { (2e-2, 15) };
+        for frame in expected["features"].as_array().unwrap() {
+            let number = frame[0].as_u64().unwrap() as usize;
+            for (bin, value) in frame[1].as_array().unwrap().iter().enumerate().take(bins) {
+                let own = f64::from(features.chunks[0][number * 128 + 4 * bin]);
+                let value = value.as_f64().unwrap();
+                assert!((own - value).abs() < most, "{name}: frame {number}, bin {bin}: {own}, not {value}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_sound_has_several_chunks_and_one_loudest_value() {
+    let quiet = |at: usize| if at < 480_000 { 0.5 * (at as f32 * 0.3).sin() } else { 1e-4 * (at as f32 * 0.3).sin() };
+    let sound = Sound::new(16_000, (0..480_001).map(quiet).collect()).unwrap();
+    let features = processor(80).process(&sound).unwrap();
+    assert_eq!(features.chunks.len(), 2);
+    let most = |chunk: &[f32]| chunk.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let least = |chunk: &[f32]| chunk.iter().copied().fold(f32::INFINITY, f32::min);
+    assert!((most(&features.chunks[0]) - least(&features.chunks[1]) - 2.0).abs() < 1e-6);
+}
+
+#[test]
+fn what_is_no_sound_is_refused_with_why() {
+    let error = |bytes: &[u8], limits: Limits| decode(bytes, &limits).unwrap_err();
+    let wav = bytes("pcm16.wav");
+    let text = error(&wav, Limits { max_bytes: 100, ..Limits::default() }).to_string();
+    assert!(text.contains("more than the 100 that are allowed"), "{text}");
+    let long = Limits { max_seconds: 0, ..Limits::default() };
+    for name in ["pcm16.wav", "stereo.flac", "mono.mp3", "mono.ogg"] {
+        assert!(matches!(error(&bytes(name), long), SoundError::TooLong { max_seconds: 0 }), "{name}");
+    }
+    assert!(matches!(error(b"\x89PNG\r\n\x1a\n", Limits::default()), SoundError::UnknownFormat { .. }));
+    assert!(matches!(error(b"", Limits::default()), SoundError::UnknownFormat { .. }));
+    assert!(matches!(error(&wav[..20], Limits::default()), SoundError::Malformed { format: "WAV", .. }));
+    let mut fast = wav;
+    fast[24..28].copy_from_slice(&400_000_u32.to_le_bytes());
+    assert!(matches!(error(&fast, Limits::default()), SoundError::Rate { rate: 400_000 }));
+    assert!(matches!(Sound::new(16_000, vec![0.0, f32::NAN]), Err(SoundError::NotFinite { index: 1, .. })));
+    assert!(matches!(Sound::new(16_000, Vec::new()), Err(SoundError::Empty)));
+    assert!(matches!(Sound::new(10, vec![0.0]), Err(SoundError::Rate { rate: 10 })));
+}
+
+#[test]
+fn what_a_processor_cannot_do_is_refused_by_its_key() {
+    for (key, value) in [
+        ("feature_extractor_type", json!("SeamlessM4TFeatureExtractor")),
+        ("feature_extractor_type", Value::Null),
+        ("do_normalize", json!(true)),
+        ("dither", json!(0.1)),
+        ("n_fft", json!(401)),
+        ("hop_length", json!(0)),
+        ("feature_size", json!("many")),
+    ] {
+        let mut json = json!({ "feature_extractor_type": "WhisperFeatureExtractor" });
+        json[key] = value;
+        let error = Processor::from_json("file", json.as_object().unwrap()).unwrap_err().to_string();
+        assert!(error.contains(key), "{key}: {error}");
+    }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.0;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((value ^ (value >> 31)) % limit as u64) as usize
+    }
+}
+
+/// Changes, cuts and repeats; headers are hit as often as the rest.
+#[test]
+fn damaged_files_are_sounds_or_errors() {
+    let seeds: Vec<_> = ["pcm16.wav", "pcm24.wav", "stereo.flac", "mono.mp3", "mono.ogg"].map(bytes).into();
+    let limits = Limits { max_seconds: 2, ..Limits::default() };
+    let mut random = Random(1);
+    let mut decoded = 0;
+    std::panic::set_hook(Box::new(|_| {}));
+    for _ in 0..3000 {
+        let mut bytes = seeds[random.below(seeds.len())].clone();
+        for _ in 0..=random.below(4) {
+            let reach = if random.below(2) == 0 { bytes.len() } else { bytes.len().min(120) };
+            let at = random.below(reach.max(1)).min(bytes.len().saturating_sub(1));
+            match random.below(4) {
+                0 if !bytes.is_empty() => bytes[at] = random.below(256) as u8,
+                1 if !bytes.is_empty() => bytes[at] ^= 1 << random.below(8),
+                2 if random.below(4) == 0 => bytes.truncate(at),
+                _ => {
+                    let part = bytes[at..bytes.len().min(at + random.below(100))].to_vec();
+                    bytes.splice(at..at, part);
+                }
+            }
+        }
+        if let Ok(sound) = decode(&bytes, &limits) {
+            decoded += 1;
+            assert!(sound.seconds() <= 2.0 && sound.samples().iter().all(|value| value.is_finite()));
+        }
+    }
+    let _ = std::panic::take_hook();
+    assert!(decoded > 300, "only {decoded} decoded");
+}

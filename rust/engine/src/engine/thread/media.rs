@@ -1,0 +1,184 @@
+//! The images and sounds of requests: their vectors, kept from step to step and from request to request.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Instant,
+};
+
+use paged::{EncoderCache, EncoderIndex, EncoderLease};
+
+use super::EngineThread;
+use crate::{
+    EngineError, FinishReason, MediaKind,
+    engine::output::{ActiveRequest, End, SubmittedRequest},
+    error::caught,
+    input_batch::ItemRows,
+    media::PromptItem,
+    model::decoder::VectorRows,
+    model_runner::ModelRunner,
+};
+
+/// What a model that sees or hears has beside the scheduler.
+pub(super) struct Senses {
+    cache: OutputCache,
+    /// Requests whose images and sounds are being encoded, an image or a chunk a turn, so that others are answered meanwhile; the
+    /// scheduler does not know of them yet.
+    pub(super) waiting: VecDeque<Waiting>,
+}
+
+/// A request whose images and sounds are being encoded.
+pub(super) struct Waiting {
+    submitted: SubmittedRequest,
+    held: HeldOutputs,
+}
+
+/// Outputs that stay for a request until its prompt is computed.
+#[derive(Default)]
+pub(super) struct HeldOutputs {
+    leases: Vec<EncoderLease>,
+    /// Of those that had to be encoded for it, what they are.
+    pub(super) encoded: Vec<MediaKind>,
+}
+
+/// Outputs of the encoder within a budget. One that finds no room is made for the step that needs it, and forgotten: so nobody
+/// waits for room.
+struct OutputCache {
+    books: EncoderCache,
+    outputs: HashMap<EncoderIndex, Arc<Vec<f32>>>,
+}
+
+impl Senses {
+    pub(super) fn new(budget_bytes: u64) -> Self {
+        let books = EncoderCache::new(budget_bytes);
+        let cache = OutputCache { books, outputs: HashMap::new() };
+        Self { cache, waiting: VecDeque::new() }
+    }
+
+    /// The vectors of the items of a step, and which of them had to be encoded.
+    pub(super) fn vectors(
+        &mut self,
+        runner: &mut ModelRunner,
+        items: &[ItemRows],
+    ) -> Result<(Vec<VectorRows>, Vec<bool>), EngineError> {
+        self.cache.books.begin_step();
+        let mut leases = Vec::new();
+        let (mut vectors, mut encoded) = (Vec::with_capacity(items.len()), Vec::with_capacity(items.len()));
+        for ItemRows { item, rows, .. } in items {
+            let lease = self.cache.acquire(runner, item);
+            let (output, is_new) = self.cache.output(runner, item, lease.as_ref())?;
+            leases.extend(lease);
+            vectors.push(VectorRows { vectors: output, num_planes: runner.num_planes(), rows: rows.clone() });
+            encoded.push(is_new);
+        }
+        Ok((vectors, encoded))
+    }
+
+    /// Encodes the next item of a request; true when there is none left, or no room.
+    fn encode_next(&mut self, runner: &mut ModelRunner, waiting: &mut Waiting) -> Result<bool, EngineError> {
+        self.cache.books.begin_step();
+        let Waiting { submitted, held } = waiting;
+        let items = submitted.origin.items.as_deref().map_or(&[][..], |items| &items.items);
+        while let Some(placed) = items.get(held.leases.len()) {
+            let Some(lease) = self.cache.acquire(runner, &placed.item) else { return Ok(true) };
+            let (_, is_new) = self.cache.output(runner, &placed.item, Some(&lease))?;
+            held.leases.push(lease);
+            if is_new {
+                held.encoded.push(placed.item.kind);
+                return Ok(held.leases.len() == items.len());
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl OutputCache {
+    /// `None`: there is no room.
+    fn acquire(&mut self, runner: &ModelRunner, item: &PromptItem) -> Option<EncoderLease> {
+        let bytes = (item.layout.num_rows * runner.num_planes() * runner.config().hidden_size * size_of::<f32>()) as u64;
+        let lease = self.books.acquire(item.key, bytes).unwrap_or_default();
+        for dropped in self.books.drain_dropped() {
+            self.outputs.remove(&dropped);
+        }
+        lease
+    }
+
+    /// An item's vectors, kept where there is a lease, and whether they had to be made.
+    fn output(
+        &mut self,
+        runner: &mut ModelRunner,
+        item: &PromptItem,
+        lease: Option<&EncoderLease>,
+    ) -> Result<(Arc<Vec<f32>>, bool), EngineError> {
+        if let Some(lease) = lease.filter(|lease| self.books.is_encoded(lease))
+            && let Some(output) = self.outputs.get(&lease.index())
+        {
+            return Ok((Arc::clone(output), false));
+        }
+        let output = Arc::new(runner.encode(item)?);
+        if let Some(lease) = lease {
+            self.outputs.insert(lease.index(), Arc::clone(&output));
+            self.books.mark_encoded(lease);
+        }
+        Ok((output, true))
+    }
+}
+
+impl EngineThread {
+    /// Begins a request, at once or when its images and sounds are encoded.
+    pub(super) fn receive_request(&mut self, submitted: SubmittedRequest) {
+        let has_media = submitted.origin.items.as_ref().is_some_and(|items| !items.items.is_empty());
+        match &mut self.senses {
+            Some(senses) if has_media && !self.scheduler.is_draining() => {
+                senses.waiting.push_back(Waiting { submitted, held: HeldOutputs::default() });
+            }
+            _ => self.submit(submitted, HeldOutputs::default()),
+        }
+    }
+
+    /// Encodes an item of a request that waits for it, and begins the request once it has all.
+    pub(super) fn see(&mut self) {
+        let Some(senses) = &mut self.senses else { return };
+        senses.waiting.retain(|waiting| !waiting.submitted.outbox.is_cancelled());
+        let Some(mut waiting) = senses.waiting.pop_front() else { return };
+        // One that is too late is told so by the scheduler.
+        let is_late = waiting.submitted.service.deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let runner = &mut self.runner;
+        match caught(|| if is_late { Ok(true) } else { senses.encode_next(runner, &mut waiting) }) {
+            Ok(Ok(true)) => self.submit(waiting.submitted, waiting.held),
+            Ok(Ok(false)) => senses.waiting.push_front(waiting),
+            Ok(Err(error)) => self.refuse(waiting, error),
+            Err(why) => self.refuse(waiting, EngineError::Internal(why)),
+        }
+    }
+
+    fn refuse(&mut self, waiting: Waiting, error: EngineError) {
+        tracing::error!("an image or a sound could not be encoded: {error}");
+        ActiveRequest::new(waiting.submitted).abandon(error);
+        self.check_device();
+    }
+
+    /// Begins all requests that wait for images and sounds, which are then encoded in the steps that need them.
+    pub(super) fn begin_waiting(&mut self) {
+        let waiting = self.senses.as_mut().map(|senses| std::mem::take(&mut senses.waiting)).unwrap_or_default();
+        for waiting in waiting {
+            self.submit(waiting.submitted, waiting.held);
+        }
+    }
+
+    /// Ends them.
+    pub(super) fn cancel_waiting(&mut self) {
+        let waiting = self.senses.as_mut().map(|senses| std::mem::take(&mut senses.waiting)).unwrap_or_default();
+        for waiting in waiting {
+            let mut request = ActiveRequest::new(waiting.submitted);
+            request.begin();
+            (0..request.num_choices()).for_each(|choice| request.finish(choice, End::new(FinishReason::Canceled)));
+            self.ended.push(request);
+        }
+    }
+
+    /// Requests that wait for images and sounds.
+    pub(super) fn num_waiting_for_media(&self) -> usize {
+        self.senses.as_ref().map_or(0, |senses| senses.waiting.len())
+    }
+}

@@ -1,0 +1,516 @@
+//! Encoders that lie in a GGUF file of their own, beside that of their language model (`mmproj`): the keys and names of
+//! llama.cpp's converter (its `gguf-py/gguf/constants.py`, `ClipVision`), in the terms of config.json and
+//! preprocessor_config.json.
+
+use std::path::PathBuf;
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    config::{MediaConfig, MediaProcessor, Places, ProjectorConfig, TowerNames},
+    weights::TowerWeights,
+};
+use crate::{
+    EngineError, keys,
+    model::{
+        config::{DecoderConfig, MAX_LAYERS, MAX_SIZE},
+        fields::{Fields, GgufFields, HfFields},
+    },
+    weights::{GgufFiles, Metadata, MetadataValue, WeightSource},
+};
+
+/// A projector, as `clip.projector_type` names it.
+struct Kind {
+    name: &'static str,
+    /// The activation of the tower's networks with `clip.use_gelu`.
+    gelu: &'static str,
+    /// The token in whose places vectors go: the first of these that the vocabulary has. The last are tokens that no text uses:
+    /// some vocabularies end before the one that is meant.
+    image_tokens: &'static [&'static str],
+    /// What the parts of the projector are called in Hugging Face's layout, and here.
+    names: &'static [(&'static str, &'static str)],
+    /// Adds what only this family has.
+    fill: fn(&Reader<'_>, &mut Files) -> Result<(), EngineError>,
+}
+
+/// Every projector that is computed.
+const KINDS: [Kind; 7] = [
+    Kind {
+        name: "mlp",
+        gelu: "gelu",
+        image_tokens: &["<image>", "<unk>"],
+        names: &[("linear_1", "mm.0"), ("linear_2", "mm.2")],
+        fill: llava,
+    },
+    Kind {
+        name: "idefics3",
+        gelu: "gelu_pytorch_tanh",
+        image_tokens: &["<image>"],
+        names: &[("modality_projection.proj", "mm.model.fc")],
+        fill: idefics3,
+    },
+    Kind {
+        name: "gemma3",
+        gelu: "gelu_pytorch_tanh",
+        image_tokens: &["<image_soft_token>", "<unused98>"],
+        names: &[("mm_input_projection_weight", "mm.input_projection.weight"), ("mm_soft_emb_norm", "mm.soft_emb_norm")],
+        fill: gemma3,
+    },
+    Kind {
+        name: "pixtral",
+        gelu: "gelu",
+        image_tokens: &["[IMG]"],
+        names: &[
+            ("norm", "mm.input_norm"),
+            ("patch_merger.merging_layer", "mm.patch_merger"),
+            ("linear_1", "mm.1"),
+            ("linear_2", "mm.2"),
+        ],
+        fill: pixtral,
+    },
+    Kind {
+        name: "qwen2vl_merger",
+        gelu: "gelu",
+        image_tokens: &["<|image_pad|>"],
+        names: &[("ln_q", "v.post_ln"), ("mlp.0", "mm.0"), ("mlp.2", "mm.2")],
+        fill: |reader, files| qwen(reader, files, "qwen2_vl", [56 * 56, 28 * 28 * 16_384]),
+    },
+    Kind {
+        name: "qwen2.5vl_merger",
+        gelu: "gelu",
+        image_tokens: &["<|image_pad|>"],
+        names: &[("ln_q", "v.post_ln"), ("mlp.0", "mm.0"), ("mlp.2", "mm.2")],
+        fill: qwen2_5_vl,
+    },
+    Kind {
+        name: "qwen3vl_merger",
+        gelu: "gelu_pytorch_tanh",
+        image_tokens: &["<|image_pad|>"],
+        names: &[("norm", "v.post_ln"), ("linear_fc1", "mm.0"), ("linear_fc2", "mm.2")],
+        fill: qwen3_vl,
+    },
+];
+
+/// Names behind `v.deepstack.N.`.
+const DEEP_NAMES: [(&str, &str); 3] = [("norm", "norm"), ("linear_fc1", "fc1"), ("linear_fc2", "fc2")];
+
+const TOWER: TowerNames = TowerNames {
+    patch: "patch_embd",
+    positions: "position_embd.weight",
+    class: "class_embd",
+    pre_norm: "pre_ln",
+    post_norm: "post_ln",
+    attn_norm: "blk.*.ln1",
+    qkv: ["blk.*.attn_q", "blk.*.attn_k", "blk.*.attn_v"],
+    attn_output: "blk.*.attn_out",
+    ffn_norm: "blk.*.ln2",
+    gate: "blk.*.ffn_gate",
+    up: "blk.*.ffn_up",
+    down: "blk.*.ffn_down",
+    scales: [""; 2],
+    is_paired: false,
+};
+
+const PLACES: Places = Places { tower: &["v."], projector: &[""], newline: &["model.", "v."] };
+
+/// Keys that are read, or that say what tensors and other keys say as well.
+const KNOWN: [&str; 32] = [
+    "clip.has_audio_encoder",
+    "clip.has_llava_projector",
+    "clip.has_qwen2vl_merger",
+    "clip.has_text_encoder",
+    "clip.has_vision_encoder",
+    "clip.projector_type",
+    "clip.use_gelu",
+    "clip.use_silu",
+    "clip.vision.attention.head_count",
+    "clip.vision.attention.layer_norm_epsilon",
+    "clip.vision.block_count",
+    "clip.vision.embedding_length",
+    "clip.vision.feature_layer",
+    "clip.vision.feed_forward_length",
+    "clip.vision.image_aspect_ratio",
+    "clip.vision.image_crop_resolution",
+    "clip.vision.image_grid_pinpoints",
+    "clip.vision.image_max_pixels",
+    "clip.vision.image_mean",
+    "clip.vision.image_min_pixels",
+    "clip.vision.image_size",
+    "clip.vision.image_std",
+    "clip.vision.is_deepstack_layers",
+    "clip.vision.mm_patch_merge_type",
+    "clip.vision.n_wa_pattern",
+    "clip.vision.patch_size",
+    "clip.vision.preproc_image_size",
+    "clip.vision.projection_dim",
+    "clip.vision.projector.scale_factor",
+    "clip.vision.projector_type",
+    "clip.vision.spatial_merge_size",
+    "clip.vision.window_size",
+];
+
+/// An encoder's file, and what is known of its language model.
+struct Reader<'a> {
+    what: &'a str,
+    files: &'a WeightSource,
+    metadata: &'a Metadata,
+    /// `clip.vision`.
+    vision: GgufFields<'a>,
+    /// The language model's.
+    vocabulary: &'a [String],
+    decoder: &'a DecoderConfig,
+}
+
+/// The same as a Hugging Face folder would say it.
+#[derive(Default)]
+struct Files {
+    /// config.json, without `vision_config`.
+    whole: Map<String, Value>,
+    /// `vision_config`: every family's keys for what all have, of which each reads its own.
+    vision: Map<String, Value>,
+    /// preprocessor_config.json.
+    processor: Map<String, Value>,
+}
+
+fn set(map: &mut Map<String, Value>, entries: Value) {
+    if let Value::Object(entries) = entries {
+        map.extend(entries);
+    }
+}
+
+/// Opens an encoder's file, as `clip.vision` says of itself.
+///
+/// # Errors
+/// [`EngineError::Load`] for a file that is none.
+pub(crate) fn open(path: PathBuf) -> Result<WeightSource, EngineError> {
+    let files = GgufFiles::open(&[path])?;
+    let found = files.metadata().str("general.architecture").unwrap_or("missing").to_owned();
+    if found != "clip" {
+        let why = "it must be `clip`, that of an image encoder";
+        return Err(EngineError::Load(format!("{}: `general.architecture` is `{found}`; {why}", files.path().display())));
+    }
+    Ok(WeightSource::Gguf(files))
+}
+
+impl MediaConfig {
+    /// From an encoder's file, for the language model `decoder` with the metadata `language`. An image whose longer edge has more
+    /// pixels than `max_edge` is made smaller first.
+    ///
+    /// # Errors
+    /// [`EngineError::NotSupported`] for a projector that is not computed; [`EngineError::Load`] for keys that make no sense, and
+    /// for an encoder of another model. They name the key.
+    pub(crate) fn from_mmproj(
+        files: &WeightSource,
+        language: &Metadata,
+        decoder: &DecoderConfig,
+        max_edge: Option<usize>,
+    ) -> Result<Self, EngineError> {
+        let what = files.path().display().to_string();
+        let metadata = files.metadata().ok_or_else(|| EngineError::Internal("a GGUF file without metadata".into()))?;
+        let vocabulary = language.strings("tokenizer.ggml.tokens").unwrap_or_default();
+        let vision = GgufFields { what: &what, prefix: "clip.vision", metadata, weights: files, by_layer: &[] };
+        let reader = Reader { what: &what, files, metadata, vision, vocabulary, decoder };
+        let kind = reader.kind()?;
+        reader.check_keys()?;
+        let (inner_size, is_swapped) = reader.inner_size()?;
+        let mut described = reader.common(kind, inner_size)?;
+        (kind.fill)(&reader, &mut described)?;
+        let mut processor =
+            images::Processor::from_json(&what, &described.processor).map_err(|why| EngineError::Load(why.to_string()))?;
+        processor.max_edge = max_edge;
+        described.whole.insert("vision_config".into(), described.vision.into());
+        let mut config =
+            Self::read(&HfFields::new(&what, described.whole), decoder, MediaProcessor::Images(Box::new(processor)))?;
+        config.tower.intermediate_size = inner_size;
+        config.tower.eps = reader.eps()?;
+        config.tower.names = reader.names(kind, is_swapped);
+        rename(&mut config.projector, kind.names);
+        for deep in &mut config.deep {
+            rename(&mut deep.projector, &DEEP_NAMES);
+            deep.place = format!("deepstack.{}.", deep.layer);
+        }
+        Ok(Self { places: PLACES, has_own_file: true, ..config })
+    }
+}
+
+/// Names of this file; the converter has added what is added to norms elsewhere.
+fn rename(projector: &mut ProjectorConfig, names: &[(&str, &'static str)]) {
+    let renamed = |name: &mut &'static str| {
+        if let Some((_, here)) = names.iter().find(|(there, _)| there == name) {
+            *name = here;
+        }
+    };
+    projector.layers.iter_mut().for_each(|layer| renamed(&mut layer.name));
+    for norm in [&mut projector.norm, &mut projector.late_norm].into_iter().flatten() {
+        renamed(&mut norm.name);
+        norm.offset = 0.0;
+    }
+}
+
+/// That nothing in the file would be left out.
+///
+/// # Errors
+/// [`EngineError::NotSupported`] that names a tensor which this encoder has no use for.
+pub(super) fn check_rest(weights: &TowerWeights<'_>, config: &MediaConfig) -> Result<(), EngineError> {
+    let num_layers = config.tower.num_layers;
+    let is_behind = |name: &str| {
+        let number = name.strip_prefix("v.blk.").and_then(|rest| rest.split('.').next()).and_then(|number| number.parse().ok());
+        number.is_some_and(|number: usize| number >= num_layers)
+    };
+    // A row of the language model's embedding, and encoders of sounds.
+    let is_others = |name: &str| name == "v.token_embd.img_break" || name.starts_with("a.") || name.starts_with("mm.a.");
+    let Some(name) = weights.unread().into_iter().find(|name| !is_behind(name) && !is_others(name)) else { return Ok(()) };
+    Err(EngineError::NotSupported(format!(
+        "{}: tensor `{name}` is of a kind of encoder that is not computed: {} has none",
+        weights.path().display(),
+        config.architecture
+    )))
+}
+
+impl<'a> Reader<'a> {
+    fn kind(&self) -> Result<&'static Kind, EngineError> {
+        let flag = |key: &str| self.metadata.bool(key);
+        if flag("clip.has_vision_encoder") == Some(false) {
+            return Err(self.error("`clip.has_vision_encoder` is false: there is no image encoder"));
+        }
+        if flag("clip.has_audio_encoder") == Some(true) {
+            tracing::warn!("{}: images are computed, and sounds are not", self.what);
+        }
+        let name = ["clip.projector_type", "clip.vision.projector_type"].iter().find_map(|key| self.metadata.str(key));
+        // The first files did not say.
+        let name = name.or_else(|| flag("clip.has_llava_projector")?.then_some("mlp"));
+        let name = name.ok_or_else(|| self.error("`clip.projector_type` is missing or not a string"))?;
+        KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| {
+            let known = KINDS.iter().map(|kind| kind.name).collect::<Vec<_>>().join(", ");
+            let text = format!("{}: `clip.projector_type` is `{name}`, which is not computed; {known} are", self.what);
+            EngineError::NotSupported(text)
+        })
+    }
+
+    fn check_keys(&self) -> Result<(), EngineError> {
+        let is_unknown = |key: &&str| key.starts_with("clip.") && !KNOWN.contains(key);
+        let mut unknown: Vec<_> = self.metadata.iter().map(|(key, _)| key).filter(is_unknown).map(str::to_owned).collect();
+        unknown.sort_unstable();
+        if let Some(key) = unknown.iter().find(|key| key.contains("wa_layer_indexes") || key.contains("head_count_kv")) {
+            return Err(self.error(&format!("`{key}` asks for what is not computed")));
+        }
+        keys::warn_of(&unknown, self.what);
+        Ok(())
+    }
+
+    /// Columns of the feed-forward networks, and whether their two matrices have each other's names, as in older files. The key
+    /// is wrong in some files.
+    fn inner_size(&self) -> Result<(usize, bool), EngineError> {
+        const UP: &str = "v.blk.0.ffn_up.weight";
+        let hidden = self.required("embedding_length")?;
+        let (_, shape) = self.files.tensor(UP)?;
+        match shape[..] {
+            [inner, columns] if columns == hidden && (1..=MAX_SIZE).contains(&inner) => Ok((inner, false)),
+            [rows, inner] if rows == hidden && (1..=MAX_SIZE).contains(&inner) => Ok((inner, true)),
+            _ => Err(self.error(&format!("tensor `{UP}` has shape {shape:?}; one of its sides must be {hidden}"))),
+        }
+    }
+
+    /// What all families have.
+    fn common(&self, kind: &Kind, inner_size: usize) -> Result<Files, EngineError> {
+        let flag = |key: &str| self.metadata.bool(key) == Some(true);
+        let activation = match (flag("clip.use_gelu"), flag("clip.use_silu")) {
+            (true, true) => return Err(self.error("both `clip.use_gelu` and `clip.use_silu` are true")),
+            (true, false) => kind.gelu,
+            (false, true) => "silu",
+            (false, false) => "quick_gelu",
+        };
+        let (hidden, layers, heads) =
+            (self.required("embedding_length")?, self.required("block_count")?, self.required("attention.head_count")?);
+        if layers > MAX_LAYERS {
+            return Err(self.vision.error("block_count", format!("is {layers}; at most {MAX_LAYERS} are supported")));
+        }
+        let patch = self.required("patch_size")?;
+        let token = self.token(kind.image_tokens)?;
+        let mut files = Files::default();
+        set(&mut files.whole, json!({ "image_token_id": token }));
+        let vision = json!({
+            "hidden_size": hidden, "embed_dim": hidden, "intermediate_size": inner_size, "num_hidden_layers": layers,
+            "depth": layers, "num_attention_heads": heads, "num_heads": heads, "patch_size": patch,
+            "image_size": self.vision.size("image_size")?.unwrap_or(0), "layer_norm_eps": self.eps()?,
+            "hidden_act": activation,
+        });
+        set(&mut files.vision, vision);
+        let (mean, std) = (self.colors("clip.vision.image_mean")?, self.colors("clip.vision.image_std")?);
+        set(&mut files.processor, json!({ "image_mean": mean, "image_std": std }));
+        Ok(files)
+    }
+
+    fn eps(&self) -> Result<f32, EngineError> {
+        let key = "attention.layer_norm_epsilon";
+        let eps = self.vision.number(key)?.ok_or_else(|| self.vision.error(key, "is missing"))?;
+        Ok(eps as f32)
+    }
+
+    fn names(&self, kind: &Kind, is_swapped: bool) -> TowerNames {
+        let mut names = TowerNames { is_paired: kind.name == "pixtral", ..TOWER };
+        if is_swapped {
+            (names.up, names.down) = (TOWER.down, TOWER.up);
+        }
+        if self.has("v.blk.0.attn_qkv.weight") {
+            names.qkv = ["blk.*.attn_qkv"; 3];
+        }
+        names
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.files.tensor(tensor).is_ok()
+    }
+
+    /// A size that is not 0.
+    fn required(&self, key: &str) -> Result<usize, EngineError> {
+        match self.vision.required_size(key)? {
+            0 => Err(self.vision.error(key, "is 0")),
+            size => Ok(size),
+        }
+    }
+
+    /// Three numbers, of red, green and blue.
+    fn colors(&self, key: &str) -> Result<&'a [f32], EngineError> {
+        let colors = self.metadata.floats(key).filter(|colors| colors.len() == 3 && colors.iter().all(|x| x.is_finite()));
+        colors.ok_or_else(|| self.error(&format!("`{key}` must be a list of three numbers")))
+    }
+
+    /// The id of the first of some tokens that the vocabulary has.
+    fn token(&self, texts: &[&str]) -> Result<usize, EngineError> {
+        let find = |text: &&str| self.vocabulary.iter().position(|token| token == text);
+        texts.iter().find_map(find).ok_or_else(|| {
+            self.error(&format!(
+                "the language model's vocabulary (`tokenizer.ggml.tokens`) has no token `{}`: it belongs to another encoder",
+                texts[0]
+            ))
+        })
+    }
+
+    fn error(&self, why: &str) -> EngineError {
+        EngineError::Load(format!("{}: {why}", self.what))
+    }
+}
+
+/// LLaVA 1.5 and 1.6. A file says up to which layer the encoder is computed.
+fn llava(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
+    let image = reader.required("image_size")?;
+    let layers = reader.required("block_count")?;
+    let last = reader.vision.size("feature_layer")?.unwrap_or(layers);
+    set(&mut files.vision, json!({ "num_hidden_layers": layers.max(last) }));
+    let pinpoints = match reader.metadata.get("clip.vision.image_grid_pinpoints") {
+        None => None,
+        Some(value) => {
+            let sides = reader.metadata.ints("clip.vision.image_grid_pinpoints").filter(|sides| sides.len().is_multiple_of(2));
+            let wanted = "a list of heights and widths";
+            let sides =
+                sides.ok_or_else(|| reader.vision.error("image_grid_pinpoints", format!("is {}, not {wanted}", value.json())))?;
+            Some(sides.as_chunks::<2>().0.to_vec())
+        }
+    };
+    let has_newline = reader.has("model.image_newline") || reader.has("v.image_newline");
+    let model_type = if pinpoints.is_some() || has_newline { "llava_next" } else { "llava" };
+    let processor = if model_type == "llava" { "CLIPImageProcessor" } else { "LlavaNextImageProcessor" };
+    set(&mut files.whole, json!({ "model_type": model_type, "vision_feature_layer": last }));
+    set(
+        &mut files.processor,
+        json!({
+            "image_processor_type": processor, "image_grid_pinpoints": pinpoints, "size": { "shortest_edge": image },
+            "crop_size": { "height": image, "width": image },
+        }),
+    );
+    Ok(())
+}
+
+/// Idefics 3 and `SmolVLM`.
+fn idefics3(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
+    let tile = reader.required("image_size")?;
+    let longest = reader.vision.size("preproc_image_size")?.unwrap_or(4 * tile);
+    let scale = reader.vision.size("projector.scale_factor")?.unwrap_or(2);
+    set(&mut files.whole, json!({ "model_type": "idefics3", "scale_factor": scale }));
+    set(
+        &mut files.processor,
+        json!({
+            "image_processor_type": "Idefics3ImageProcessor", "size": { "longest_edge": longest },
+            "max_image_size": { "longest_edge": tile },
+        }),
+    );
+    Ok(())
+}
+
+/// Gemma 3.
+fn gemma3(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
+    let (image, patch) = (reader.required("image_size")?, reader.required("patch_size")?);
+    let scale = reader.vision.size("projector.scale_factor")?.unwrap_or(4);
+    let side = (image / patch).checked_div(scale).filter(|side| *side > 0);
+    let side = side.ok_or_else(|| reader.vision.error("projector.scale_factor", format!("is {scale}, which leaves nothing")))?;
+    set(
+        &mut files.whole,
+        json!({
+            "model_type": "gemma3", "mm_tokens_per_image": side.saturating_mul(side),
+            "boi_token_id": reader.token(&["<start_of_image>"])?,
+        }),
+    );
+    set(
+        &mut files.processor,
+        json!({ "image_processor_type": "Gemma3ImageProcessor", "size": { "height": image, "width": image } }),
+    );
+    Ok(())
+}
+
+/// Pixtral and Mistral Small 3.1.
+fn pixtral(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
+    let (image, patch) = (reader.required("image_size")?, reader.required("patch_size")?);
+    let merge = reader.vision.size("spatial_merge_size")?.unwrap_or(1);
+    set(&mut files.whole, json!({ "model_type": "mistral3", "spatial_merge_size": merge }));
+    set(
+        &mut files.processor,
+        json!({
+            "image_processor_type": "PixtralImageProcessor", "size": { "longest_edge": image },
+            "patch_size": patch.saturating_mul(merge),
+        }),
+    );
+    Ok(())
+}
+
+/// Qwen's, whose images have so many pixels at least and at most where the file does not say.
+fn qwen(reader: &Reader<'_>, files: &mut Files, model_type: &str, [least, most]: [usize; 2]) -> Result<(), EngineError> {
+    if reader.decoder.ropes.iter().all(|rope| rope.axes.is_none()) {
+        let why = "the language model's file has no `rope.dimension_sections`, by which images have rows and columns";
+        return Err(reader.error(why));
+    }
+    let size = |key: &str, usual: usize| Ok::<_, EngineError>(reader.vision.size(key)?.unwrap_or(usual));
+    let merge = size("spatial_merge_size", 2)?;
+    set(&mut files.whole, json!({ "model_type": model_type }));
+    set(&mut files.vision, json!({ "spatial_merge_size": merge, "temporal_patch_size": 2 }));
+    set(
+        &mut files.processor,
+        json!({
+            "image_processor_type": "Qwen2VLImageProcessor", "patch_size": reader.required("patch_size")?, "merge_size": merge,
+            "temporal_patch_size": 2,
+            "size": { "shortest_edge": size("image_min_pixels", least)?, "longest_edge": size("image_max_pixels", most)? },
+        }),
+    );
+    Ok(())
+}
+
+fn qwen2_5_vl(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
+    qwen(reader, files, "qwen2_5_vl", [56 * 56, 28 * 28 * 16_384])?;
+    let pattern = reader.required("n_wa_pattern")?;
+    let full: Vec<_> = (0..reader.required("block_count")?).filter(|layer| (layer + 1).is_multiple_of(pattern)).collect();
+    let window = reader.vision.size("window_size")?.unwrap_or(112);
+    set(&mut files.vision, json!({ "window_size": window, "fullatt_block_indexes": full }));
+    Ok(())
+}
+
+fn qwen3_vl(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
+    qwen(reader, files, "qwen3_vl", [1 << 16, 1 << 24])?;
+    let side = reader.required("image_size")? / reader.required("patch_size")?;
+    let deep = match reader.metadata.get("clip.vision.is_deepstack_layers") {
+        None => Vec::new(),
+        Some(MetadataValue::Bools(layers)) => (0..layers.len()).filter(|layer| layers[*layer]).collect(),
+        Some(_) => return Err(reader.vision.error("is_deepstack_layers", "must be a list of booleans")),
+    };
+    set(&mut files.vision, json!({ "num_position_embeddings": side.saturating_mul(side), "deepstack_visual_indexes": deep }));
+    Ok(())
+}

@@ -1,0 +1,328 @@
+//! Images and sounds: from pixels and samples to the vectors that stand in their places of a prompt.
+//!
+//! ```text
+//! image -> tiles  (crate `images`) -> patches -> tower -> projector -> vectors, which replace the rows of image tokens
+//! sound -> chunks (crate `audio`)  -> frames  -> tower -> projector -> vectors, which replace the rows of audio tokens
+//! ```
+//!
+//! There is one encoder for all families, as there is one decoder: [`MediaConfig`] says what it is like. It computes by the
+//! phases that the decoder has, over a KV storage of its own in which every tile is a request.
+
+mod arch;
+mod bounded;
+pub(crate) mod config;
+mod frames;
+mod grid;
+mod layout;
+pub(crate) mod mmproj;
+mod projector;
+pub(crate) mod prompt;
+mod resampler;
+mod tower;
+mod weights;
+
+use std::{path::PathBuf, sync::Arc};
+
+use audio::Sound;
+use device::{Backend, Precision, Tensor, WorkspaceShape};
+use images::{Processed, RgbImage, Tile};
+use paged::{EncoderContent, EncoderItem, EncoderKey};
+
+pub(crate) use arch::families;
+pub(crate) use config::MediaConfig;
+pub(crate) use layout::ItemLayout;
+pub(crate) use weights::TowerWeights;
+
+use crate::{EngineError, Media, MediaKind};
+use config::{Arrangement, MediaProcessor};
+use projector::Projector;
+use resampler::Resampler;
+use tower::Tower;
+
+/// How a model sees and hears.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MediaOptions {
+    /// An image whose longer edge has more pixels is made smaller first.
+    pub max_edge: Option<usize>,
+    /// Bytes that outputs of the encoder may take; 256 MiB unless given.
+    pub cache_bytes: Option<u64>,
+    /// The image encoder of a GGUF file, which is a GGUF file of its own.
+    pub mmproj: Option<PathBuf>,
+}
+
+/// Bytes that outputs of the encoder may take, unless given: some hundreds of images, or half an hour of sounds.
+const DEFAULT_CACHE_BYTES: u64 = 256 << 20;
+
+impl MediaOptions {
+    /// Bytes that outputs of the encoder may take.
+    pub fn cache_bytes(&self) -> u64 {
+        self.cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES)
+    }
+}
+
+/// Of the hash over images and sounds: the same in all processes, so that what a tier keeps of a prompt is found by others.
+const KEY: [u8; 32] = [0; 32];
+
+/// An image of a prompt, or a chunk of a sound, ready to be encoded.
+#[derive(Debug)]
+pub(crate) struct PromptItem {
+    /// Which of the two.
+    pub(crate) kind: MediaKind,
+    /// What the encoder takes. A chunk is a tile of one row, as wide as it has frames, `[frames, mel bins]`.
+    pub(crate) processed: Processed,
+    /// What it becomes.
+    pub(crate) layout: ItemLayout,
+    /// Over its values and all that decides the encoder's input.
+    pub(crate) key: EncoderKey,
+}
+
+impl PromptItem {
+    /// What an image or a sound is encoded as: the one as a whole, the other chunk by chunk.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidArgument`] for one that the processor refuses, with why, or that is not of its kind.
+    pub(crate) fn all(config: &MediaConfig, media: &Media) -> Result<Vec<Arc<Self>>, EngineError> {
+        match (media, &config.processor) {
+            (Media::Image(image), MediaProcessor::Images(processor)) => Ok(vec![Self::image(config, processor, image)?]),
+            (Media::Sound(sound), MediaProcessor::Sounds(processor)) => Self::chunks(config, processor, sound),
+            (given, _) => {
+                let (taken, given) = (config.kind().plural(), given.kind().plural());
+                Err(EngineError::InvalidArgument(format!(
+                    "this model takes {taken}, and the messages have {given}: leave them out"
+                )))
+            }
+        }
+    }
+
+    /// The chunks of a sound. Equal ones have equal keys, in whatever sound they are.
+    fn chunks(config: &MediaConfig, processor: &audio::Processor, sound: &Sound) -> Result<Vec<Arc<Self>>, EngineError> {
+        let features = processor.process(sound).map_err(|why| EngineError::InvalidArgument(format!("a sound: {why}")))?;
+        let identity = processor.identity();
+        let item = |values: Vec<f32>| {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let item = EncoderItem {
+                dimensions: &[features.num_frames, features.num_mel_bins],
+                mode: "log-mel",
+                processor: &identity,
+                tower: &[],
+                adapter: &[],
+                content: EncoderContent::Samples(&bytes),
+            };
+            let key = item.key(&KEY);
+            let tile = Tile { height: 1, width: features.num_frames, pixels: values };
+            let processed = Processed { tiles: vec![tile], original: (1, features.num_frames), grid: (0, 0), whole: 0 };
+            Arc::new(Self { kind: MediaKind::Sound, layout: ItemLayout::new(config, &processed), processed, key })
+        };
+        Ok(features.chunks.into_iter().map(item).collect())
+    }
+
+    fn image(config: &MediaConfig, processor: &images::Processor, image: &RgbImage) -> Result<Arc<Self>, EngineError> {
+        let processed = processor.process(image).map_err(|why| EngineError::InvalidArgument(format!("an image: {why}")))?;
+        config.check_tiles(&processed)?;
+        let layout = ItemLayout::new(config, &processed);
+        if layout.num_rows == 0 {
+            let (height, width) = (image.height(), image.width());
+            let text = format!("an image of {width} x {height} pixels is less than a patch of {}", config.tower.patch_size);
+            return Err(EngineError::InvalidArgument(text));
+        }
+        let item = EncoderItem {
+            dimensions: &[image.height() as usize, image.width() as usize],
+            mode: "RGB8",
+            processor: &processor.identity(),
+            tower: &[],
+            adapter: &[],
+            content: EncoderContent::Samples(image.pixels()),
+        };
+        Ok(Arc::new(Self { kind: MediaKind::Image, processed, layout, key: item.key(&KEY) }))
+    }
+}
+
+/// What makes vectors of the decoder's width of the tower's states.
+enum Connector {
+    Projector(Projector),
+    Resampler(Resampler),
+}
+
+/// Rows of so many columns, where phases read them.
+fn stored(backend: &dyn Backend, values: &[f32], cols: usize) -> Result<Tensor, EngineError> {
+    let num_rows = values.len() / cols;
+    let mut tensor = backend.alloc(num_rows, cols)?;
+    tensor.set_rows(num_rows);
+    tensor.as_mut_slice().copy_from_slice(values);
+    backend.store(&mut tensor);
+    Ok(tensor)
+}
+
+/// An encoder that was loaded.
+pub(crate) struct MediaEncoder {
+    config: MediaConfig,
+    tower: Tower,
+    connector: Connector,
+    deep: Vec<Projector>,
+    /// Vectors of its own that stand between those of an image, one behind the other.
+    separators: Vec<f32>,
+}
+
+impl MediaEncoder {
+    pub(crate) fn new(weights: &mut TowerWeights<'_>, config: &MediaConfig, precision: Precision) -> Result<Self, EngineError> {
+        let separators = separators(weights, config)?;
+        let places = config.places.projector;
+        let connector = match &config.resampler {
+            Some(resampler) => Connector::Resampler(Resampler::new(weights, places, resampler, precision)?),
+            None => Connector::Projector(Projector::new(weights, places, &config.projector, &config.tower)?),
+        };
+        let encoder = Self {
+            tower: Tower::new(weights, config.places.tower, &config.tower, precision)?,
+            connector,
+            deep: deep_projectors(weights, config)?,
+            separators,
+            config: config.clone(),
+        };
+        if config.has_own_file {
+            mmproj::check_rest(weights, config)?;
+        }
+        Ok(encoder)
+    }
+
+    /// Vectors of a row of an item.
+    pub(crate) fn num_planes(&self) -> usize {
+        self.config.num_planes()
+    }
+
+    /// Those between an item's vectors, of the decoder's width.
+    fn separators(&self, backend: &dyn Backend) -> Result<Vec<f32>, EngineError> {
+        match (&self.config.arrangement, &self.connector) {
+            (Arrangement::Separated { .. }, Connector::Projector(projector)) => {
+                let columns = self.config.projector.regroup.columns(self.config.tower.hidden_size);
+                projector.project(backend, self.separators.clone(), columns)
+            }
+            _ => Ok(self.separators.clone()),
+        }
+    }
+
+    /// The vectors of an item, `[1 + deep, num_rows, hidden_size]`: those of its rows, then those that are added behind the
+    /// decoder's first layers.
+    pub(crate) fn encode(&mut self, backend: &dyn Backend, item: &PromptItem) -> Result<Vec<f32>, EngineError> {
+        let tiles = &item.processed.tiles;
+        let grids: Vec<_> = tiles.iter().map(|tile| self.config.tower.grid(tile)).collect();
+        let pairs: Vec<_> = tiles.iter().zip(&grids).collect();
+        let taken: Vec<_> = self.config.deep.iter().map(|deep| deep.layer).collect();
+        let mut states = self.tower.run(backend, &pairs, &taken)?;
+        let separators = self.separators(backend)?;
+        let mut vectors = Vec::new();
+        let mut outputs = Vec::with_capacity(tiles.len());
+        for (states, grid) in states.iter_mut().zip(&grids) {
+            let last = &mut states[taken.len()];
+            outputs.push(match &self.connector {
+                Connector::Projector(projector) => projector.run(backend, last, grid)?,
+                Connector::Resampler(resampler) => resampler.run(backend, last)?,
+            });
+        }
+        vectors.extend(item.layout.arrange(&self.config, &outputs, &separators));
+        for (place, projector) in self.deep.iter().enumerate() {
+            let mut outputs = Vec::with_capacity(tiles.len());
+            for (states, grid) in states.iter_mut().zip(&grids) {
+                outputs.push(projector.run(backend, &mut states[place], grid)?);
+            }
+            vectors.extend(item.layout.arrange(&self.config, &outputs, &separators));
+        }
+        Ok(vectors)
+    }
+}
+
+/// The vectors of its own that an encoder has: of the decoder's width, or of what is projected to it.
+fn separators(weights: &mut TowerWeights<'_>, config: &MediaConfig) -> Result<Vec<f32>, EngineError> {
+    let hidden = config.projector.layers.last().map_or(0, |layer| layer.out_features);
+    let columns = config.projector.regroup.columns(config.tower.hidden_size);
+    let named: &[(&str, &[usize])] = match config.arrangement {
+        Arrangement::Tiles => &[],
+        Arrangement::Unpadded => &[("image_newline", &[hidden])],
+        Arrangement::Separated { .. } => &[("sub_GN", &[1, 1, 1, columns]), ("glb_GN", &[1, 1, columns])],
+    };
+    let mut all = Vec::new();
+    for (name, shape) in named {
+        let place = weights.place(config.places.newline, name)?;
+        all.extend_from_slice(&weights.constant(&format!("{place}{name}"), shape)?);
+    }
+    Ok(all)
+}
+
+fn deep_projectors(weights: &mut TowerWeights<'_>, config: &MediaConfig) -> Result<Vec<Projector>, EngineError> {
+    let projector = |deep: &config::DeepStack| {
+        let places: Vec<_> = config.places.tower.iter().map(|place| format!("{place}{}", deep.place)).collect();
+        Projector::new(weights, &places, &deep.projector, &config.tower)
+    };
+    config.deep.iter().map(projector).collect()
+}
+
+impl MediaConfig {
+    /// What it encodes.
+    pub(crate) fn kind(&self) -> MediaKind {
+        match self.processor {
+            MediaProcessor::Images(_) => MediaKind::Image,
+            MediaProcessor::Sounds(_) => MediaKind::Sound,
+        }
+    }
+
+    /// How images become the encoder's input, if it takes images.
+    pub(crate) fn images_mut(&mut self) -> Option<&mut images::Processor> {
+        if let MediaProcessor::Images(processor) = &mut self.processor { Some(processor) } else { None }
+    }
+
+    /// Whether the tower has positions for these tiles.
+    fn check_tiles(&self, image: &Processed) -> Result<(), EngineError> {
+        if let config::Positions::Axes { side, .. } = self.tower.positions {
+            let is_long = |tile: &&images::Tile| tile.height.max(tile.width) / self.tower.patch_size > side;
+            return image.tiles.iter().find(is_long).map_or(Ok(()), |tile| {
+                Err(EngineError::InvalidArgument(format!(
+                    "the model's image processor makes {} x {} pixels, and its encoder takes {side} patches of {} a side",
+                    tile.width, tile.height, self.tower.patch_size
+                )))
+            });
+        }
+        let (config::Positions::Learned { side } | config::Positions::Turned { side, .. }) = self.tower.positions else {
+            return Ok(());
+        };
+        let patch = self.tower.patch_size;
+        let is_other = |tile: &&images::Tile| [tile.height / patch, tile.width / patch] != [side; 2];
+        image.tiles.iter().find(is_other).map_or(Ok(()), |tile| {
+            Err(EngineError::InvalidArgument(format!(
+                "the model's image processor makes tiles of {} x {} pixels, and its encoder takes {side} x {side} patches of {patch}",
+                tile.width, tile.height
+            )))
+        })
+    }
+
+    /// Vectors of a row of an item.
+    pub(crate) fn num_planes(&self) -> usize {
+        1 + self.deep.len()
+    }
+
+    /// Rows that a tile of full size becomes, of a tower whose tiles all have one, or whose processor has a bound.
+    pub(crate) fn rows_of_tile(&self) -> usize {
+        if let MediaProcessor::Images(processor) = &self.processor
+            && let Some(most) = processor.max_tokens
+        {
+            return most;
+        }
+        let config::Positions::Learned { side } = self.tower.positions else { return 0 };
+        let rows = side / self.projector.regroup.sides(side)[0].max(1);
+        rows * rows
+    }
+
+    /// Bytes of the encoder's activations for its largest input.
+    pub(crate) fn activation_bytes(&self) -> u64 {
+        self.tower.activation_bytes(tower::MAX_ROWS)
+    }
+
+    /// Workspaces that serve the encoder as well.
+    pub(crate) fn widen(&self, shape: WorkspaceShape) -> WorkspaceShape {
+        let tower = &self.tower;
+        WorkspaceShape {
+            num_tokens: shape.num_tokens.max(tower::MAX_ROWS),
+            hidden_size: shape.hidden_size.max(tower.hidden_size).max(tower.frame_columns()),
+            intermediate_size: shape.intermediate_size.max(tower.intermediate_size),
+            ..shape
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! Tiny models that hear against the outputs of transformers (tests/data/golden/hearing), through the whole engine.
+
+#![allow(missing_docs)]
+
+mod common;
+#[path = "common/drawn.rs"]
+mod drawn;
+
+use std::{path::PathBuf, sync::Arc};
+
+use common::{log_softmax, serving::greedy};
+use device::{
+    Backend,
+    cuda::{CudaBackend, CudaOptions, Driver},
+};
+use engine::{
+    Completion, Engine, EngineConfig, GenerationRequest, Media, MediaKind, MediaOptions, Message, MessageContent, ModelDType,
+    ModelSource, SamplingParams, audio::Sound, images::RgbImage,
+};
+use kernel_tests::{EmulatedDriver, Order};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const MODELS: [&str; 1] = ["voxtral"];
+
+#[derive(Deserialize)]
+struct Golden {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    sounds: Vec<DrawnSound>,
+    messages: Vec<GoldenMessage>,
+    input_ids: Vec<u32>,
+    last_logits: Vec<f32>,
+    argmax: Vec<u32>,
+    greedy_ids: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+struct DrawnSound {
+    name: String,
+    len: usize,
+}
+
+#[derive(Deserialize)]
+struct GoldenMessage {
+    role: String,
+    content: Vec<Value>,
+}
+
+fn dir(name: &str) -> PathBuf {
+    drawn::hearing(name)
+}
+
+fn golden(name: &str) -> Golden {
+    serde_json::from_slice(&std::fs::read(dir(name).join("golden.json")).unwrap()).unwrap()
+}
+
+fn sound(name: &str, len: usize) -> Media {
+    Media::Sound(Arc::new(Sound::new(16_000, drawn::sound(name, len)).unwrap()))
+}
+
+fn config() -> EngineConfig {
+    let mut config = EngineConfig { dtype: ModelDType::F32, media: Some(MediaOptions::default()), ..EngineConfig::default() };
+    config.cpu.num_threads = Some(2);
+    config.paged_attention.mem_gpu = Some(engine::MemoryGpuConfig::ContextSize(2000));
+    config
+}
+
+fn source(name: &str) -> ModelSource {
+    ModelSource::HuggingFace { path: dir(name), tokenizer_json: None }
+}
+
+fn engine(name: &str, config: &EngineConfig) -> Engine {
+    Engine::load(&source(name), config, &|_| {}).unwrap()
+}
+
+fn request(case: &Case) -> GenerationRequest {
+    let mut sounds = case.sounds.iter().map(|drawn| sound(&drawn.name, drawn.len));
+    let message = |message: &GoldenMessage| {
+        let num_sounds = message.content.iter().filter(|part| part["type"] == "audio").count();
+        let media = sounds.by_ref().take(num_sounds).collect();
+        Message { media, ..Message::new(&message.role, MessageContent::Parts(message.content.clone())) }
+    };
+    let sampling = SamplingParams { logprobs: Some(20), ..greedy(case.greedy_ids.len()) };
+    let mut request = GenerationRequest::chat(case.messages.iter().map(message).collect(), sampling);
+    request.return_token_ids = true;
+    request
+}
+
+fn about(media: Media, parts: Vec<Value>) -> GenerationRequest {
+    let message = Message { media: vec![media], ..Message::new("user", MessageContent::Parts(parts)) };
+    GenerationRequest::chat(vec![message], greedy(4))
+}
+
+fn run(engine: &Engine, request: GenerationRequest) -> (Vec<u32>, Completion) {
+    let stream = engine.submit(request).unwrap();
+    let prompt = stream.prompt_token_ids().to_vec();
+    (prompt, stream.wait().unwrap())
+}
+
+/// The answers' bits: ids and log probabilities.
+fn bits(completion: &Completion) -> Vec<(u32, Option<u32>)> {
+    completion.choices[0].logprobs.iter().flatten().map(|token| (token.token_id, token.logprob.map(f32::to_bits))).collect()
+}
+
+/// How far the likeliest first tokens are from the golden's.
+fn difference(case: &Case, completion: &Completion) -> f64 {
+    let expected = log_softmax(&case.last_logits);
+    let first = &completion.choices[0].logprobs.as_ref().unwrap()[0];
+    let of = |top: &engine::TopLogprob| (f64::from(top.logprob) - expected[top.token_id as usize]).abs();
+    first.top_logprobs.iter().map(of).fold(0.0, f64::max)
+}
+
+#[test]
+fn every_family_hears_as_transformers_does() {
+    for name in MODELS {
+        let engine = engine(name, &config());
+        assert_eq!(engine.media_kind(), Some(MediaKind::Sound));
+        for (number, case) in golden(name).cases.iter().enumerate() {
+            let what = format!("{name}, case {number}");
+            let mut asked = request(case);
+            asked.prompt_logprobs = Some(1);
+            let (prompt, completion) = run(&engine, asked);
+            assert_eq!(prompt, case.input_ids, "{what}: tokens of the prompt");
+            let difference = difference(case, &completion);
+            assert!(difference < 2e-3, "{what}: {difference}");
+            for (position, token) in completion.prompt_logprobs.iter().enumerate().skip(1) {
+                let likeliest = token.token.top_logprobs[0].token_id;
+                assert_eq!(likeliest, case.argmax[position - 1], "{what}: behind position {}", position - 1);
+            }
+            assert_eq!(completion.choices[0].token_ids, case.greedy_ids, "{what}: the answer");
+        }
+    }
+}
+
+#[test]
+fn the_fast_path_is_near() {
+    for name in MODELS {
+        let engine = engine(name, &EngineConfig { dtype: ModelDType::Auto, ..config() });
+        for case in &golden(name).cases {
+            let difference = difference(case, &run(&engine, request(case)).1);
+            assert!(difference < 0.15, "{name}: {difference}");
+        }
+    }
+}
+
+/// On a GPU whose kernels run on the CPU.
+#[test]
+fn the_kernels_of_a_gpu_hear_the_same() {
+    for name in MODELS {
+        let driver: Arc<dyn Driver> = Arc::new(EmulatedDriver::with_memory(Order::Ascending, 256 << 20));
+        let options = CudaOptions { graphs: false, ..CudaOptions::default() };
+        let gpu: Arc<dyn Backend> = Arc::new(CudaBackend::with(driver, options).unwrap());
+        let small = EngineConfig { max_num_batched_tokens: 512, max_num_seqs: 2, ..config() };
+        let engine = Engine::load_onto(&gpu, &source(name), &small, &|_| {}).unwrap();
+        let case = &golden(name).cases[0];
+        let mut asked = request(case);
+        asked.sampling.max_tokens = Some(2);
+        let (_, completion) = run(&engine, asked);
+        let difference = difference(case, &completion);
+        assert!(difference < 2e-3, "{name}: {difference}");
+        assert_eq!(completion.choices[0].token_ids, case.greedy_ids[..2], "{name}");
+    }
+}
+
+#[test]
+fn chunks_batches_and_what_is_cached_change_no_bits() {
+    for name in MODELS {
+        let golden = golden(name);
+        let alone: Vec<_> = {
+            let engine = engine(name, &config());
+            golden.cases.iter().map(|case| bits(&run(&engine, request(case)).1)).collect()
+        };
+        let mut small = EngineConfig { max_num_batched_tokens: 7, ..config() };
+        small.paged_attention.block_size = Some(8);
+        let engine = engine(name, &small);
+        for (case, expected) in golden.cases.iter().zip(&alone) {
+            let text = common::serving::request(3, 20, 12);
+            let beside = [engine.submit(text.clone()).unwrap(), engine.submit(text).unwrap()];
+            let (_, cold) = run(&engine, request(case));
+            assert_eq!(&bits(&cold), expected, "{name}: in chunks, beside others");
+            let num_chunks: usize = case.sounds.iter().map(|sound| sound.len.div_ceil(16_000)).sum();
+            assert_eq!((cold.usage.encoded_sounds, cold.usage.encoded_images), (num_chunks, 0), "{name}");
+            let (_, warm) = run(&engine, request(case));
+            assert_eq!(&bits(&warm), expected, "{name}: with its prefix cached");
+            assert_eq!(warm.usage.cached_tokens, case.input_ids.len() - 1, "{name}: tokens of the cached prefix");
+            assert_eq!(warm.usage.encoded_sounds, 0, "{name}");
+            let answers = beside.map(|stream| common::serving::tokens(&stream.wait().unwrap()));
+            assert_eq!(answers[0], answers[1], "{name}: texts beside sounds");
+        }
+    }
+}
+
+#[test]
+fn preempted_requests_and_those_without_a_cache_encode_again() {
+    for name in MODELS {
+        let case = &golden(name).cases[1];
+        let mut asked = request(case);
+        asked.sampling.max_tokens = Some(80);
+        let expected = bits(&run(&engine(name, &config()), asked.clone()).1);
+        let mut preemptions = 0;
+        for num_tokens in (case.input_ids.len() + 80..3 * case.input_ids.len() + 80).step_by(32) {
+            let mut tight = config();
+            tight.paged_attention = common::serving::pool_of(num_tokens, 8);
+            tight.policies.admission = engine::AdmissionPolicy::Optimistic;
+            tight.prefix_caching = false;
+            tight.media = Some(MediaOptions { cache_bytes: Some(1), ..MediaOptions::default() });
+            let engine = engine(name, &tight);
+            engine.pause().unwrap();
+            let streams: Vec<_> = (0..3).map(|_| engine.submit(asked.clone()).unwrap()).collect();
+            engine.resume().unwrap();
+            for answer in streams.into_iter().map(|stream| stream.wait().unwrap()) {
+                assert_eq!(bits(&answer), expected, "{name}, a pool of {num_tokens} tokens");
+                assert!(answer.usage.encoded_sounds >= 4 * (1 + answer.usage.preemptions), "{name}");
+                preemptions += answer.usage.preemptions;
+            }
+        }
+        assert!(preemptions > 0, "{name}: nobody was preempted");
+    }
+}
+
+#[test]
+fn another_sound_of_the_same_length_is_another_one() {
+    let audio = || vec![json!({ "type": "audio" }), json!({ "type": "text", "text": "describe" })];
+    let engine = engine("voxtral", &config());
+    let ask = |name: &str| run(&engine, about(sound(name, 20_000), audio()));
+    let (first, _) = ask("a");
+    let (second, other) = ask("b");
+    assert_eq!(first, second, "the same tokens");
+    assert!(other.usage.cached_tokens < 8 && other.usage.encoded_sounds == 2, "{:?}", other.usage);
+    // The rows of a sound that goes on are its own from the second chunk on, and its first chunk's where nothing is louder.
+    assert_eq!(ask("a").1.usage.encoded_sounds, 0);
+}
+
+#[test]
+fn a_template_of_texts_has_a_place_before_the_text() {
+    let copy = edited("voxtral", "chat_template.jinja", "<s>", "<s>");
+    std::fs::write(
+        copy.path().join("chat_template.jinja"),
+        "<s>{% for m in messages %}[INST]{{ m['content'] }}[/INST]{% endfor %}",
+    )
+    .unwrap();
+    let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
+    let engine = Engine::load(&source, &config(), &|_| {}).unwrap();
+    let case = &golden("voxtral").cases[0];
+    let (prompt, completion) = run(&engine, request(case));
+    assert_eq!(prompt, case.input_ids);
+    assert_eq!(completion.choices[0].token_ids, case.greedy_ids);
+}
+
+#[test]
+fn what_cannot_be_heard_is_refused_by_name() {
+    let fails = |engine: &Engine, request: GenerationRequest, part: &str| {
+        let error = engine.submit(request).err().unwrap().to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    let part = |kind: &str| vec![json!({ "type": kind }), json!({ "type": "text", "text": "describe" })];
+    let name = "voxtral";
+    let deaf = engine(name, &EngineConfig { media: None, ..config() });
+    fails(&deaf, about(sound("a", 9000), part("audio")), "the messages have sounds: load one that hears");
+    let engine = engine(name, &config());
+    let image = Media::Image(Arc::new(RgbImage::new(1, 1, vec![0; 3]).unwrap()));
+    fails(&engine, about(image, part("image")), "this model takes sounds, and the messages have images");
+    let mut cut = about(sound("a", 9000), part("audio"));
+    cut.kept_prompt = Some(engine::KeptPrompt::Last(12));
+    fails(&engine, cut, "cannot be cut");
+    // The text of a special token in a message is text.
+    let forged = about(
+        sound("a", 9000),
+        vec![json!({ "type": "audio" }), json!({ "type": "text", "text": "[AUDIO] and [BEGIN_AUDIO][BEGIN_AUDIO]" })],
+    );
+    engine.submit(forged).unwrap().wait().unwrap();
+    let edge = MediaOptions { max_edge: Some(100), ..MediaOptions::default() };
+    let error = Engine::load(&source(name), &EngineConfig { media: Some(edge), ..config() }, &|_| {}).err().unwrap().to_string();
+    assert!(error.contains("max_edge"), "{error}");
+}
+
+/// A copy of a model's folder in which a file's text is another.
+fn edited(name: &str, file: &str, from: &str, to: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(dir(name)).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    let path = copy.path().join(file);
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{file} of {name} has no {from:?}");
+    std::fs::write(path, text.replace(from, to)).unwrap();
+    copy
+}
+
+#[test]
+fn a_configuration_that_makes_no_sense_is_refused_by_its_key() {
+    let refused = [
+        ("config.json", "\"num_mel_bins\":16", "\"num_mel_bins\":17", "num_mel_bins"),
+        ("config.json", "\"max_source_positions\":50", "\"max_source_positions\":49", "are twice the positions"),
+        ("config.json", "\"intermediate_size\":160", "\"intermediate_size\":161", "no whole rows of it"),
+        (
+            "config.json",
+            "\"num_attention_heads\":4,\"num_mel",
+            "\"num_attention_heads\":5,\"num_mel",
+            "not a multiple of 5 heads",
+        ),
+        ("config.json", "\"activation_function\":\"gelu\"", "\"activation_function\":\"relu9\"", "activation_function"),
+        ("config.json", "\"projector_hidden_act\":\"gelu\"", "\"projector_hidden_act\":\"tan\"", "projector_hidden_act"),
+        ("config.json", "\"audio_token_id\":24,", "", "audio_token_index"),
+        ("preprocessor_config.json", "Whisper", "Clap", "ClapFeatureExtractor"),
+        ("preprocessor_config.json", "\"hop_length\": 160", "\"hop_length\": 320", "twice the positions"),
+    ];
+    for (file, from, to, part) in refused {
+        let copy = edited("voxtral", file, from, to);
+        let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
+        let error = Engine::load(&source, &config(), &|_| {}).err().unwrap().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}

@@ -1,0 +1,75 @@
+//! `POST /v1/audio/transcriptions`.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Json,
+    body::Body,
+    extract::State,
+    http::{HeaderMap, header},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use engine::audio::{Limits, decode};
+use futures_util::stream;
+use multer::Multipart;
+use openai::{
+    ApiError,
+    transcription::{TRANSCRIBE, TranscriptionForm, TranscriptionFormat},
+};
+use serde_json::json;
+
+use super::whole;
+use crate::{
+    app::App,
+    auth::Caller,
+    errors::{Failure, internal},
+    generate::{collect, start},
+};
+
+/// Writes down what is said in a sound.
+pub async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let boundary = multer::parse_boundary(kind).map_err(|_| {
+        let message = "send a form, with `Content-Type: multipart/form-data`".to_owned();
+        ApiError::new(415, "invalid_request_error", "unsupported_media_type", None, message)
+    })?;
+    let mut form = read(whole(&app, body).await?, boundary).await?;
+    let (file, format) = (form.file()?, form.format);
+    let turn = app.seeing.turn().await?;
+    let sound = tokio::task::spawn_blocking(move || decode(&file, &Limits::default())).await;
+    drop(turn);
+    let sound = sound.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?;
+    let sound = sound.map_err(|why| ApiError::value("file", format!("cannot be read: {why}")))?;
+    let knows = app.engine.tokenizer().token_to_id(TRANSCRIBE).is_some();
+    let generation = form.into_generation(Arc::new(sound), &app.context, knows)?;
+    let completion = collect(&app, start(&app, &caller, generation).await?).await?.pop();
+    let completion = completion.ok_or_else(|| internal("a request ended without an answer".into()))?;
+    let text = completion.choices.first().map(|choice| choice.text.trim()).unwrap_or_default();
+    Ok(match format {
+        TranscriptionFormat::Text => format!("{text}\n").into_response(),
+        TranscriptionFormat::Json => {
+            let (input, output) = (completion.usage.prompt_tokens, completion.usage.completion_tokens);
+            let usage =
+                json!({ "type": "tokens", "input_tokens": input, "output_tokens": output, "total_tokens": input + output });
+            Json(json!({ "text": text, "usage": usage })).into_response()
+        }
+    })
+}
+
+/// The fields of a form.
+async fn read(body: Bytes, boundary: String) -> Result<TranscriptionForm, ApiError> {
+    let broken = |why: multer::Error| ApiError::invalid("invalid_form", None, format!("the form cannot be read: {why}"));
+    let mut parts = Multipart::new(stream::iter([Ok::<_, std::convert::Infallible>(body)]), boundary);
+    let mut form = TranscriptionForm::default();
+    while let Some(part) = parts.next_field().await.map_err(broken)? {
+        let name = part.name().unwrap_or_default().to_owned();
+        form.take(&name, &part.bytes().await.map_err(broken)?)?;
+    }
+    Ok(form)
+}
