@@ -167,8 +167,8 @@ __device__ __forceinline__ void online_softmax_update(float (&scores)[EIGHTS][4]
     }
 }
 
-// 16 query vectors of one warp, and what they have seen. Of wide heads, SHARES warps have the same vectors and the columns between
-// them: each multiplies its columns of queries and keys, and sums its columns of the values.
+// 16 query vectors of one warp, and what they have seen. Of wide heads, SHARES warps have the same vectors and share the
+// columns: each multiplies its columns of queries and keys, and sums its columns of the values.
 template <class T, int D, int KEYS, int SHARES = 1>
 struct QueryRows {
     using Element = typename TileElement<T>::Type;

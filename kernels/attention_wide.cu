@@ -1,5 +1,5 @@
-// Heads of 512 elements over the paged cache: decoding, up to 16 query vectors of a KV head, and prompts, up to 32. As attention.cu
-// and prefill.cu have them, but a warp's registers do not hold the sums of so wide a vector.
+// Heads of 512 elements over the paged cache: decoding, up to 16 query vectors of a KV head, and prompts, up to 32. As
+// attention.cu and prefill.cu have them, but a warp's registers do not hold the sums of so wide a vector.
 //
 //   decoding  work w, KV head h  ->  CTA w * num_kv_heads + h: 4 warps
 //   prompts   work w, KV head h  ->  CTA (w, h): 8 warps, (half of the vectors, quarter of the columns)

@@ -228,8 +228,8 @@ impl CudaBackend {
         self.norm_pass(&mut state.constants, sum, &pass)
     }
 
-    /// What the experts give for rows of `x`, chosen by others, of which the first has that number in the step: to `out`, or times
-    /// a scale added to it. The shared one is among them where parts have no norms of their own.
+    /// What the experts give for rows of `x`, chosen by others, of which the first has that number in the step: to `out`, or
+    /// times a scale added to it. The shared one is among them where parts have no norms of their own.
     fn add_experts(
         &self,
         state: &mut State,

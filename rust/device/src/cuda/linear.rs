@@ -198,8 +198,8 @@ impl CudaLinear {
     /// `out[i] = weight[ids[i]] * scale`, `[count, in_features]`.
     ///
     /// # Safety
-    /// `ids` and `out` are memory of `driver` of these shapes, and `beyond`, which is read in the place of ids of `out_features` and
-    /// more, is below it.
+    /// `ids` and `out` are memory of `driver` of these shapes, and `beyond`, which is read in the place of ids of `out_features`
+    /// and more, is below it.
     pub unsafe fn embed(
         &self,
         driver: &Arc<dyn Driver>,
