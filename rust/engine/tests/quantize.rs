@@ -22,7 +22,7 @@ use engine::{
 };
 use serde_json::Value;
 
-const FOLDERS: [&str; 11] = [
+const FOLDERS: [&str; 25] = [
     "llama",
     "llama3-rope",
     "llama-yarn",
@@ -34,6 +34,20 @@ const FOLDERS: [&str; 11] = [
     "gemma3-linear",
     "phi3",
     "phi3-longrope",
+    "gemma",
+    "gemma2",
+    "starcoder2",
+    "phi2",
+    "stablelm",
+    "stablelm-parallel",
+    "olmo2",
+    "smollm3",
+    "glm4",
+    "granite",
+    "cohere",
+    "cohere2",
+    "ministral3",
+    "hunyuan-dense",
 ];
 const FILES: [&str; 6] = ["llama", "gemma2", "mixtral", "qwen3-moe", "lfm2", "granitemoehybrid"];
 
@@ -117,7 +131,9 @@ fn is_about_the_file(key: &str) -> bool {
 #[test]
 fn metadata_and_names_are_those_of_llama_cpps_converter() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["llama", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma3-linear", "phi3"] {
+    let plain = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma3-linear", "phi3"];
+    let further = ["gemma", "gemma2", "glm4", "granite", "olmo2", "phi2", "smollm3", "stablelm", "starcoder2"];
+    for name in plain.into_iter().chain(further) {
         let output = dir.path().join(format!("{name}.gguf"));
         quantized(&hugging_face(name), &output, "8").unwrap();
         let twin_path = golden_dir().join("gguf").join(format!("{name}.gguf"));
@@ -271,8 +287,8 @@ fn what_cannot_be_written_is_refused_and_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("out").join("q.gguf");
     fs::create_dir(output.parent().unwrap()).unwrap();
-    let error = refusal(&hugging_face("olmo2"), &output);
-    assert!(error.contains("olmo2") && error.contains("llama, mistral, qwen2"), "{error}");
+    let error = refusal(&hugging_face("lfm2"), &output);
+    assert!(error.contains("lfm2") && error.contains("llama, mistral, qwen2"), "{error}");
     let error = refusal(&hugging_face("mistral"), &dir.path().join("absent/q.gguf"));
     assert!(error.contains("absent") && error.contains("cannot be written"), "{error}");
     let mut odd = sentencepiece(true);

@@ -4,6 +4,7 @@
 //! metadata. A folder in Hugging Face layout gets that which llama.cpp's converter writes.
 
 mod entries;
+mod families;
 mod hugging_face;
 mod vocabulary;
 mod writer;

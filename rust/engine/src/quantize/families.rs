@@ -1,0 +1,102 @@
+//! The families of which GGUF files are made, and what their metadata has beside that of a llama.
+
+use super::entries::Value;
+use crate::model::{DecoderConfig, config::LayerConfig};
+
+/// A family, as llama.cpp's converter writes it.
+pub(super) struct Family {
+    /// Its name here: `model_type`.
+    pub name: &'static str,
+    /// How it says which layers have a window.
+    pub windows: Windows,
+    /// The norm before the feed-forward network is called after the attention that precedes it.
+    pub has_norm_after: bool,
+    /// Further metadata, without the prefix.
+    pub own: fn(&DecoderConfig) -> Vec<(&'static str, Value)>,
+}
+
+/// How a family says which layers have a window.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Windows {
+    /// Not at all: they are always the same ones.
+    Implied,
+    /// Each but every so many, which need not be said if it is the usual number.
+    Period(u32),
+    /// One flag a layer.
+    Flags,
+    /// There is always a key, 0 without a window.
+    Always,
+}
+
+const fn family(name: &'static str) -> Family {
+    Family { name, windows: Windows::Implied, has_norm_after: false, own: |_| Vec::new() }
+}
+
+/// All of them.
+pub(super) const FAMILIES: [Family; 28] = [
+    family("llama"),
+    family("mistral"),
+    family("qwen2"),
+    family("qwen3"),
+    Family { windows: Windows::Period(6), ..family("gemma3") },
+    Family { windows: Windows::Always, ..family("phi3") },
+    family("gemma"),
+    Family { own: gemma2, ..family("gemma2") },
+    family("starcoder2"),
+    family("phi"),
+    Family { own: stablelm, ..family("stablelm") },
+    family("olmo2"),
+    Family { windows: Windows::Flags, ..family("olmo3") },
+    family("smollm3"),
+    family("glm4"),
+    family("glm"),
+    Family { own: granite, ..family("granite") },
+    Family { windows: Windows::Flags, own: granite_swa, ..family("granite_swa") },
+    Family { own: cohere, ..family("cohere") },
+    Family { own: cohere, ..family("cohere2") },
+    Family { own: ministral3, ..family("ministral3") },
+    family("hunyuan_v1_dense"),
+    Family { has_norm_after: true, ..family("seed_oss") },
+    family("ernie4_5"),
+    Family { windows: Windows::Flags, ..family("exaone4") },
+    family("nemotron"),
+    family("arcee"),
+    family("jais2"),
+];
+
+fn first(config: &DecoderConfig) -> Option<&LayerConfig> {
+    config.layers.first()
+}
+
+fn gemma2(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+    let cap = first(config).and_then(|layer| layer.attention.softcap);
+    cap.map(|cap| ("attn_logit_softcapping", Value::F32(cap))).into_iter().collect()
+}
+
+fn stablelm(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+    vec![("use_parallel_residual", Value::Bool(first(config).is_some_and(|layer| layer.is_parallel)))]
+}
+
+fn granite(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+    let of_layers = first(config).into_iter().flat_map(|layer| {
+        [("attention.scale", Value::F32(layer.attention.scale)), ("residual_scale", Value::F32(layer.residual_scale))]
+    });
+    // Logits are divided.
+    let of_model =
+        [("embedding_scale", Value::F32(config.embedding_scale)), ("logit_scale", Value::F32(config.logit_scale.recip()))];
+    of_layers.chain(of_model).collect()
+}
+
+fn granite_swa(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+    let rotates = config.layers.iter().map(|layer| layer.attention.rope.is_some()).collect();
+    granite(config).into_iter().chain([("attention.rope_pattern", Value::Bools(rotates))]).collect()
+}
+
+fn cohere(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+    vec![("logit_scale", Value::F32(config.logit_scale))]
+}
+
+fn ministral3(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+    let Some(scale) = first(config).and_then(|layer| layer.attention.q_scale) else { return Vec::new() };
+    vec![("attention.temperature_scale", Value::F32(scale.beta)), ("attention.temperature_length", Value::U32(scale.length))]
+}
