@@ -22,7 +22,7 @@ use engine::{
 };
 use serde_json::Value;
 
-const FOLDERS: [&str; 25] = [
+const FOLDERS: [&str; 31] = [
     "llama",
     "llama3-rope",
     "llama-yarn",
@@ -48,6 +48,12 @@ const FOLDERS: [&str; 25] = [
     "cohere2",
     "ministral3",
     "hunyuan-dense",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+    "phimoe",
+    "glm4-moe",
+    "hunyuan-moe",
 ];
 const FILES: [&str; 6] = ["llama", "gemma2", "mixtral", "qwen3-moe", "lfm2", "granitemoehybrid"];
 

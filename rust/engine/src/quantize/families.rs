@@ -1,7 +1,15 @@
 //! The families of which GGUF files are made, and what their metadata has beside that of a llama.
 
 use super::entries::Value;
-use crate::model::{DecoderConfig, config::LayerConfig};
+use device::RouterScore;
+
+use crate::{
+    EngineError,
+    model::{
+        DecoderConfig,
+        config::{ExpertsConfig, LayerConfig},
+    },
+};
 
 /// A family, as llama.cpp's converter writes it.
 pub(super) struct Family {
@@ -33,7 +41,7 @@ const fn family(name: &'static str) -> Family {
 }
 
 /// All of them.
-pub(super) const FAMILIES: [Family; 28] = [
+pub(super) const FAMILIES: [Family; 42] = [
     family("llama"),
     family("mistral"),
     family("qwen2"),
@@ -62,7 +70,53 @@ pub(super) const FAMILIES: [Family; 28] = [
     family("nemotron"),
     family("arcee"),
     family("jais2"),
+    family("mixtral"),
+    family("qwen2_moe"),
+    family("qwen3_moe"),
+    Family { windows: Windows::Flags, ..family("mellum") },
+    Family { windows: Windows::Always, ..family("phimoe") },
+    family("olmoe"),
+    family("dots1"),
+    Family { has_norm_after: true, ..family("glm4_moe") },
+    Family { has_norm_after: true, ..family("solar_open") },
+    family("hy_v3"),
+    family("hunyuan_v1_moe"),
+    family("ernie4_5_moe"),
+    Family { windows: Windows::Flags, ..family("exaone_moe") },
+    family("minimax_m2"),
 ];
+
+/// What a mixture of experts has, which begins with that layer.
+pub(super) fn experts(first: usize, experts: &ExpertsConfig) -> Result<Vec<(&'static str, Value)>, EngineError> {
+    let size = |n: usize| u32::try_from(n).map(Value::U32).map_err(|_| EngineError::Load(format!("a size of {n}")));
+    let (rule, width) = (experts.rule, experts.intermediate_size);
+    let mut entries = vec![
+        ("expert_count", size(experts.num_experts)?),
+        ("expert_used_count", size(rule.num_chosen)?),
+        ("expert_feed_forward_length", size(width)?),
+    ];
+    if first > 0 {
+        entries.push(("leading_dense_block_count", size(first)?));
+    }
+    if let Some(shared) = experts.shared {
+        entries.push(("expert_shared_feed_forward_length", size(shared.intermediate_size)?));
+        entries.push(("expert_shared_count", size(shared.intermediate_size / width.max(1))?));
+    }
+    if rule.score == RouterScore::Sigmoid {
+        entries.push(("expert_gating_func", Value::U32(2)));
+    }
+    if rule.score != RouterScore::SoftmaxOfChosen {
+        entries.push(("expert_weights_norm", Value::Bool(rule.normalize.is_some())));
+    }
+    if rule.scale.to_bits() != 1_f32.to_bits() {
+        entries.push(("expert_weights_scale", Value::F32(rule.scale)));
+    }
+    if let Some(groups) = rule.groups {
+        entries.push(("expert_group_count", size(groups.num_groups)?));
+        entries.push(("expert_group_used_count", size(groups.num_chosen)?));
+    }
+    Ok(entries)
+}
 
 fn first(config: &DecoderConfig) -> Option<&LayerConfig> {
     config.layers.first()

@@ -7,7 +7,7 @@ use device::{DType, NormKind, RopeStyle};
 use super::{
     dtype,
     entries::{Entries, Value},
-    families::{FAMILIES, Family, Windows},
+    families::{self, FAMILIES, Family, Windows},
     model_name, vocabulary,
     writer::{HeadRows, PlannedTensor, Values},
 };
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The parts of a layer but its norms, in the order of the file.
-const PARTS: [Role; 12] = [
+const PARTS: [Role; 22] = [
     Role::AttnQ,
     Role::AttnK,
     Role::AttnV,
@@ -37,6 +37,16 @@ const PARTS: [Role; 12] = [
     Role::FfnUp,
     Role::FfnGateUp,
     Role::FfnDown,
+    Role::Router,
+    Role::RouterCorrection,
+    Role::ExpertGate,
+    Role::ExpertUp,
+    Role::ExpertDown,
+    Role::SharedGate,
+    Role::SharedUp,
+    Role::SharedGateUp,
+    Role::SharedDown,
+    Role::SharedWeight,
 ];
 
 /// Metadata and tensors of the file.
@@ -106,15 +116,17 @@ fn metadata(
     let size =
         |n: usize| u32::try_from(n).map(Value::U32).map_err(|_| EngineError::Load(format!("a size of {n} in config.json")));
     let first = config.layers.first().ok_or_else(|| EngineError::Load("a model without layers".into()))?;
-    let FfnConfig::Dense(ffn) = &first.ffn else {
-        return Err(EngineError::NotSupported("a folder with experts is not made into a GGUF file".into()));
-    };
+    let dense = config.layers.iter().find(|layer| layer.ffn.num_experts() == 0).unwrap_or(first);
+    let experts = config.layers.iter().enumerate().find_map(|(index, layer)| match &layer.ffn {
+        FfnConfig::Experts(experts) => Some((index, experts)),
+        FfnConfig::Dense(_) => None,
+    });
     let rope = config.ropes.first().ok_or_else(|| EngineError::NotSupported("a model whose heads do not rotate".into()))?;
     for (name, n) in [
         ("block_count", config.layers.len()),
         ("context_length", config.max_position_embeddings),
         ("embedding_length", config.hidden_size),
-        ("feed_forward_length", ffn.intermediate_size),
+        ("feed_forward_length", dense.ffn.intermediate_size()),
         ("attention.head_count", first.attention.num_heads),
         ("attention.head_count_kv", first.attention.num_kv_heads),
         ("attention.key_length", first.attention.head_dim),
@@ -139,7 +151,8 @@ fn metadata(
     if let Some(cap) = config.final_softcap {
         entries.push(key("final_logit_softcapping"), Value::F32(cap));
     }
-    for (name, value) in windows(config, family)?.into_iter().chain((family.own)(config)) {
+    let of_experts = experts.map(|(first, experts)| families::experts(first, experts)).transpose()?.unwrap_or_default();
+    for (name, value) in windows(config, family)?.into_iter().chain(of_experts).chain((family.own)(config)) {
         entries.push(key(name), value);
     }
     entries.push("general.file_type", Value::U32(isq.file_type()));
@@ -219,33 +232,52 @@ impl Tensors<'_> {
 
     /// Does nothing for a tensor that is not there.
     fn add(&mut self, id: WeightId) -> Result<(), EngineError> {
-        let name = self.weights.name(id);
-        if !self.weights.contains(id) || self.used.contains(&name) {
-            return Ok(());
-        }
-        self.used.insert(name.clone());
-        let (view, shape) = self.weights.tensor(&name)?;
+        let mut names = self.weights.stored_names(id);
+        names.retain(|name| !self.used.contains(name));
+        let Some(first) = names.first() else { return Ok(()) };
+        let (view, mut shape) = self.weights.tensor(first)?;
         let order = self.order(id, view.rows.max(if shape.len() == 1 { view.cols } else { 0 }))?;
+        self.used.extend(names.iter().cloned());
+        if self.weights.name(id).contains('*') {
+            shape.insert(0, names.len());
+        }
+        if id.role == Role::SharedWeight {
+            shape.retain(|n| *n != 1);
+        }
         let dims: Vec<_> = shape.iter().rev().copied().collect();
-        let (len, is_norm) = (dims.iter().product(), is_norm(id.role));
-        if dims.len() == 1 || is_norm {
-            let mut values = self.weights.values(id, len)?;
-            if !id.bias && is_norm {
-                for value in &mut values {
-                    *value += self.config.norm.offset;
-                }
-            }
-            if let Some(order) = order {
-                values = (0..len).map(|row| values[order.source(row)]).collect();
-            }
-            let usual = || id.gguf();
-            let name = if self.family.has_norm_after { id.gguf_otherwise().filter(|_| id.role == Role::FfnNorm) } else { None };
-            let name = name.unwrap_or_else(usual);
-            self.list.push(PlannedTensor { name, dims, dtype: DType::F32, values: Values::Given(values) });
+        if dims.len() == 1 || is_norm(id.role) {
+            self.add_values(id, &names, dims, order)?;
             return Ok(());
         }
-        let dtype = dtype(self.isq, view.dtype, &dims, Some(id.layer.is_none()));
-        self.list.push(PlannedTensor { name: id.gguf(), dims, dtype, values: Values::Stored { name, order } });
+        let is_exact = id.role == Role::Router;
+        let dtype = if is_exact { view.dtype } else { dtype(self.isq, view.dtype, &dims, Some(id.layer.is_none())) };
+        self.list.push(PlannedTensor { name: id.gguf(), dims, dtype, values: Values::Stored { names, order } });
+        Ok(())
+    }
+
+    /// A tensor that stays as it is, in F32.
+    fn add_values(
+        &mut self,
+        id: WeightId,
+        names: &[String],
+        dims: Vec<usize>,
+        order: Option<HeadRows>,
+    ) -> Result<(), EngineError> {
+        let mut values = Vec::new();
+        for name in names {
+            values.extend(self.weights.floats(name)?);
+        }
+        if !id.bias && is_norm(id.role) {
+            for value in &mut values {
+                *value += self.config.norm.offset;
+            }
+        }
+        if let Some(order) = order {
+            values = (0..values.len()).map(|row| values[order.source(row)]).collect();
+        }
+        let otherwise = if self.family.has_norm_after && id.role == Role::FfnNorm { id.gguf_otherwise() } else { None };
+        let name = otherwise.unwrap_or_else(|| id.gguf());
+        self.list.push(PlannedTensor { name, dims, dtype: DType::F32, values: Values::Given(values) });
         Ok(())
     }
 

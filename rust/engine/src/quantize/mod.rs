@@ -189,7 +189,7 @@ fn of_gguf(
             name: name.to_owned(),
             dims,
             dtype,
-            values: Values::Stored { name: name.to_owned(), order: None },
+            values: Values::Stored { names: vec![name.to_owned()], order: None },
         });
     }
     Ok((entries, tensors))
