@@ -1,6 +1,8 @@
 //! GGUF files of quantized weights: they compute what in-situ quantization of their source computes.
 
 mod common;
+#[path = "common/drawn.rs"]
+mod drawn;
 
 use std::{
     fs,
@@ -116,6 +118,38 @@ fn the_file_of_a_folder_computes_what_in_situ_quantization_of_it_computes() {
             let expected = logits(&hugging_face(name), Some(quantize));
             assert_same(&format!("{name} {quantize}"), &expected, &logits(&file(&output), None));
         }
+    }
+}
+
+/// Of which only the configuration is kept.
+const DRAWN: [&str; 16] = [
+    "arcee",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "exaone4",
+    "exaone_moe",
+    "glm",
+    "hy_v3",
+    "jais2",
+    "mellum-sparse",
+    "minimax_m2",
+    "nemotron",
+    "olmo3",
+    "olmoe",
+    "qwen2-yarn",
+    "seed_oss",
+    "solar_open",
+];
+
+#[test]
+fn the_file_of_a_folder_of_any_family_computes_what_its_folder_computes() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in DRAWN {
+        let (folder, source) = drawn::model(name);
+        fs::copy(golden_dir().join("text/llama/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+        let output = dir.path().join(format!("{name}.gguf"));
+        quantized(&source, &output, "8").unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_same(name, &logits(&source, Some("8")), &logits(&file(&output), None));
     }
 }
 
@@ -295,6 +329,11 @@ fn what_cannot_be_written_is_refused_and_leaves_no_file() {
     fs::create_dir(output.parent().unwrap()).unwrap();
     let error = refusal(&hugging_face("lfm2"), &output);
     assert!(error.contains("lfm2") && error.contains("llama, mistral, qwen2"), "{error}");
+    // Of its files no key says that a layer has a window.
+    let (folder, windowed) = drawn::model("dots1");
+    fs::copy(golden_dir().join("text/llama/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    let error = refusal(&windowed, &output);
+    assert!(error.contains("the layers of this dots1 cannot be said"), "{error}");
     let error = refusal(&hugging_face("mistral"), &dir.path().join("absent/q.gguf"));
     assert!(error.contains("absent") && error.contains("cannot be written"), "{error}");
     let mut odd = sentencepiece(true);

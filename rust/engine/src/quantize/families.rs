@@ -9,6 +9,7 @@ use crate::{
         DecoderConfig,
         config::{ExpertsConfig, LayerConfig},
     },
+    weights::Role,
 };
 
 /// A family, as llama.cpp's converter writes it.
@@ -17,8 +18,10 @@ pub(super) struct Family {
     pub name: &'static str,
     /// How it says which layers have a window.
     pub windows: Windows,
-    /// The norm before the feed-forward network is called after the attention that precedes it.
-    pub has_norm_after: bool,
+    /// Parts that have their other name ([`WeightId::gguf_otherwise`](crate::weights::WeightId::gguf_otherwise)).
+    pub otherwise: &'static [Role],
+    /// The epsilon has the key of the other kind of norm.
+    pub calls_norm_rms: bool,
     /// Further metadata, without the prefix.
     pub own: fn(&DecoderConfig) -> Vec<(&'static str, Value)>,
 }
@@ -37,7 +40,7 @@ pub(super) enum Windows {
 }
 
 const fn family(name: &'static str) -> Family {
-    Family { name, windows: Windows::Implied, has_norm_after: false, own: |_| Vec::new() }
+    Family { name, windows: Windows::Implied, otherwise: &[], calls_norm_rms: false, own: |_| Vec::new() }
 }
 
 /// All of them.
@@ -64,7 +67,7 @@ pub(super) const FAMILIES: [Family; 42] = [
     Family { own: cohere, ..family("cohere2") },
     Family { own: ministral3, ..family("ministral3") },
     family("hunyuan_v1_dense"),
-    Family { has_norm_after: true, ..family("seed_oss") },
+    Family { otherwise: &[Role::FfnNorm], ..family("seed_oss") },
     family("ernie4_5"),
     Family { windows: Windows::Flags, ..family("exaone4") },
     family("nemotron"),
@@ -74,14 +77,14 @@ pub(super) const FAMILIES: [Family; 42] = [
     family("qwen2_moe"),
     family("qwen3_moe"),
     Family { windows: Windows::Flags, ..family("mellum") },
-    Family { windows: Windows::Always, ..family("phimoe") },
+    Family { windows: Windows::Always, calls_norm_rms: true, ..family("phimoe") },
     family("olmoe"),
     family("dots1"),
-    Family { has_norm_after: true, ..family("glm4_moe") },
-    Family { has_norm_after: true, ..family("solar_open") },
-    family("hy_v3"),
+    Family { otherwise: &[Role::FfnNorm], ..family("glm4_moe") },
+    Family { otherwise: &[Role::FfnNorm], ..family("solar_open") },
+    Family { otherwise: &[Role::RouterCorrection], ..family("hy_v3") },
     family("hunyuan_v1_moe"),
-    family("ernie4_5_moe"),
+    Family { own: |_| vec![("interleave_moe_layer_step", Value::U32(1))], ..family("ernie4_5_moe") },
     Family { windows: Windows::Flags, ..family("exaone_moe") },
     family("minimax_m2"),
 ];

@@ -137,8 +137,8 @@ fn metadata(
         entries.push(key(name), size(n)?);
     }
     let epsilon = match config.norm.kind {
-        NormKind::Rms => "attention.layer_norm_rms_epsilon",
-        NormKind::Layer => "attention.layer_norm_epsilon",
+        NormKind::Layer if !family.calls_norm_rms => "attention.layer_norm_epsilon",
+        NormKind::Layer | NormKind::Rms => "attention.layer_norm_rms_epsilon",
     };
     entries.push(key(epsilon), Value::F32(config.norm.eps));
     entries.push(key("rope.freq_base"), Value::F32(rope.theta as f32));
@@ -249,8 +249,11 @@ impl Tensors<'_> {
             self.add_values(id, &names, dims, order)?;
             return Ok(());
         }
-        let is_exact = id.role == Role::Router;
-        let dtype = if is_exact { view.dtype } else { dtype(self.isq, view.dtype, &dims, Some(id.layer.is_none())) };
+        // What chooses experts is multiplied exactly.
+        let dtype = match id.role {
+            Role::Router => DType::F32,
+            _ => dtype(self.isq, view.dtype, &dims, Some(id.layer.is_none())),
+        };
         self.list.push(PlannedTensor { name: id.gguf(), dims, dtype, values: Values::Stored { names, order } });
         Ok(())
     }
@@ -275,7 +278,7 @@ impl Tensors<'_> {
         if let Some(order) = order {
             values = (0..values.len()).map(|row| values[order.source(row)]).collect();
         }
-        let otherwise = if self.family.has_norm_after && id.role == Role::FfnNorm { id.gguf_otherwise() } else { None };
+        let otherwise = if self.family.otherwise.contains(&id.role) { id.gguf_otherwise() } else { None };
         let name = otherwise.unwrap_or_else(|| id.gguf());
         self.list.push(PlannedTensor { name, dims, dtype: DType::F32, values: Values::Given(values) });
         Ok(())

@@ -9,7 +9,7 @@ use std::{
 use device::{DType, WeightView, mmap::Bytes};
 
 use super::entries::{Entries, string};
-use crate::{EngineError, Importance, importance::takes_importance, isq::quantize, model::ModelFiles};
+use crate::{EngineError, Importance, importance::takes_importance, isq::quantize, model::ModelFiles, weights::floats};
 
 const ALIGNMENT: usize = 32;
 /// Values of a tensor that are read, quantized and written at once.
@@ -242,17 +242,23 @@ impl Rows<'_> {
         };
         match tensor.dtype {
             dtype if dtype == view.dtype => out.write(rows.bytes())?,
+            DType::F32 => match floats(view.dtype, rows.bytes()) {
+                Some(values) => out.write(&bytes_of(&values))?,
+                None => return Err(not_written(tensor, view)),
+            },
             DType::Ggml(format) => {
                 out.write(quantize(&tensor.name, &rows, format, columns, self.num_threads)?.bytes())?;
             }
-            dtype => {
-                let text = format!("tensor `{}` of type {} cannot be written as {dtype}", tensor.name, view.dtype);
-                return Err(EngineError::Internal(text));
-            }
+            DType::F16 | DType::BF16 => return Err(not_written(tensor, view)),
         }
         rows.release();
         Ok(())
     }
+}
+
+fn not_written(tensor: &PlannedTensor, view: &WeightView) -> EngineError {
+    let PlannedTensor { name, dtype, .. } = tensor;
+    EngineError::Internal(format!("tensor `{name}` of type {} cannot be written as {dtype}", view.dtype))
 }
 
 struct Counted<'a> {

@@ -29,6 +29,9 @@ pub use safetensors::SafetensorsFiles;
 
 use crate::EngineError;
 
+/// Tensors of one kind in a layer at most.
+const MAX_NUMBERED: usize = 1 << 16;
+
 /// A matrix that a model asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix {
@@ -211,7 +214,7 @@ impl WeightSource {
             return if self.contains(id) { vec![name] } else { Vec::new() };
         }
         let is_there = |name: &String| self.tensor(name).is_ok();
-        (0..).map(|number| numbered(&name, number)).take_while(is_there).collect()
+        (0..MAX_NUMBERED).map(|number| numbered(&name, number)).take_while(is_there).collect()
     }
 
     /// The values of a float tensor, whatever its shape.
