@@ -16,7 +16,7 @@ use crate::{
 
 /// Writes a GGUF file of a model's weights, quantized, which llama.cpp reads too. How many tensors it has of each type.
 ///
-/// - `which` is a float model: a GGUF file, or a folder of the architectures llama, mistral, qwen2, qwen3, gemma3 and phi3.
+/// - `which` is a float model: a GGUF file, or a folder of an architecture that docs/quantization.md lists.
 /// - `type` is what matrices of layers become, by the names of `in_situ_quant`; the same tensors take other types as there.
 /// - `output` is the path of the file. One that exists is an error unless `force`. It is written under another name and renamed
 ///   when it is whole.

@@ -1,6 +1,8 @@
 //! GGUF files of quantized weights: they compute what in-situ quantization of their source computes.
 
 mod common;
+#[path = "common/drawn.rs"]
+mod drawn;
 
 use std::{
     fs,
@@ -22,7 +24,7 @@ use engine::{
 };
 use serde_json::Value;
 
-const FOLDERS: [&str; 11] = [
+const FOLDERS: [&str; 31] = [
     "llama",
     "llama3-rope",
     "llama-yarn",
@@ -34,6 +36,26 @@ const FOLDERS: [&str; 11] = [
     "gemma3-linear",
     "phi3",
     "phi3-longrope",
+    "gemma",
+    "gemma2",
+    "starcoder2",
+    "phi2",
+    "stablelm",
+    "stablelm-parallel",
+    "olmo2",
+    "smollm3",
+    "glm4",
+    "granite",
+    "cohere",
+    "cohere2",
+    "ministral3",
+    "hunyuan-dense",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+    "phimoe",
+    "glm4-moe",
+    "hunyuan-moe",
 ];
 const FILES: [&str; 6] = ["llama", "gemma2", "mixtral", "qwen3-moe", "lfm2", "granitemoehybrid"];
 
@@ -99,6 +121,38 @@ fn the_file_of_a_folder_computes_what_in_situ_quantization_of_it_computes() {
     }
 }
 
+/// Of which only the configuration is kept.
+const DRAWN: [&str; 16] = [
+    "arcee",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "exaone4",
+    "exaone_moe",
+    "glm",
+    "hy_v3",
+    "jais2",
+    "mellum-sparse",
+    "minimax_m2",
+    "nemotron",
+    "olmo3",
+    "olmoe",
+    "qwen2-yarn",
+    "seed_oss",
+    "solar_open",
+];
+
+#[test]
+fn the_file_of_a_folder_of_any_family_computes_what_its_folder_computes() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in DRAWN {
+        let (folder, source) = drawn::model(name);
+        fs::copy(golden_dir().join("text/llama/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+        let output = dir.path().join(format!("{name}.gguf"));
+        quantized(&source, &output, "8").unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_same(name, &logits(&source, Some("8")), &logits(&file(&output), None));
+    }
+}
+
 #[test]
 fn the_file_of_a_file_computes_what_in_situ_quantization_of_it_computes() {
     let dir = tempfile::tempdir().unwrap();
@@ -117,7 +171,9 @@ fn is_about_the_file(key: &str) -> bool {
 #[test]
 fn metadata_and_names_are_those_of_llama_cpps_converter() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["llama", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma3-linear", "phi3"] {
+    let plain = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma3-linear", "phi3"];
+    let further = ["gemma", "gemma2", "glm4", "granite", "olmo2", "phi2", "smollm3", "stablelm", "starcoder2"];
+    for name in plain.into_iter().chain(further) {
         let output = dir.path().join(format!("{name}.gguf"));
         quantized(&hugging_face(name), &output, "8").unwrap();
         let twin_path = golden_dir().join("gguf").join(format!("{name}.gguf"));
@@ -271,8 +327,13 @@ fn what_cannot_be_written_is_refused_and_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("out").join("q.gguf");
     fs::create_dir(output.parent().unwrap()).unwrap();
-    let error = refusal(&hugging_face("olmo2"), &output);
-    assert!(error.contains("olmo2") && error.contains("llama, mistral, qwen2"), "{error}");
+    let error = refusal(&hugging_face("lfm2"), &output);
+    assert!(error.contains("lfm2") && error.contains("llama, mistral, qwen2"), "{error}");
+    // Of its files no key says that a layer has a window.
+    let (folder, windowed) = drawn::model("dots1");
+    fs::copy(golden_dir().join("text/llama/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+    let error = refusal(&windowed, &output);
+    assert!(error.contains("the layers of this dots1 cannot be said"), "{error}");
     let error = refusal(&hugging_face("mistral"), &dir.path().join("absent/q.gguf"));
     assert!(error.contains("absent") && error.contains("cannot be written"), "{error}");
     let mut odd = sentencepiece(true);

@@ -7,28 +7,15 @@ use device::{Backend, Constant, Linear, Norm, Precision, RopeStyle};
 use crate::{
     EngineError,
     model::{
-        DecoderConfig, architectures,
+        DecoderConfig,
+        arch::PERMUTED,
+        architectures,
         config::{DeltaLayout, RecurrentConfig},
         loader::Loader,
         part::{Table, Weights},
     },
     weights::{FusedRows, Matrix, Names, Role, WeightId, WeightSource},
 };
-
-/// Architectures whose rows of q and k llama.cpp's converter puts in another order, so that they are rotated in neighbouring
-/// pairs.
-const PERMUTED: [&str; 10] = [
-    "llama",
-    "mistral",
-    "mixtral",
-    "ministral3",
-    "smollm3",
-    "granite",
-    "granitemoe",
-    "granitemoehybrid",
-    "granite_swa",
-    "granitemoe_swa",
-];
 
 /// A linear layer that adapters may change.
 pub(super) struct Site {

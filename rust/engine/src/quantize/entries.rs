@@ -14,6 +14,7 @@ pub(super) enum Value {
     Texts(Vec<String>),
     I32s(Vec<i32>),
     F32s(Vec<f32>),
+    Bools(Vec<bool>),
 }
 
 const U32: u32 = 4;
@@ -59,6 +60,7 @@ impl Entries {
             Value::Texts(all) => MetadataValue::Strings(all),
             Value::I32s(all) => MetadataValue::Ints(all.into_iter().map(i64::from).collect()),
             Value::F32s(all) => MetadataValue::Floats(all),
+            Value::Bools(all) => MetadataValue::Bools(all),
         };
         Metadata::new(self.values.iter().map(|(key, value)| (key.clone(), read(value))).collect::<HashMap<_, _>>())
     }
@@ -117,6 +119,10 @@ fn write(out: &mut Vec<u8>, value: &Value) {
         Value::F32s(all) => {
             array(out, F32, all.len());
             out.extend(all.iter().flat_map(|x| x.to_le_bytes()));
+        }
+        Value::Bools(all) => {
+            array(out, BOOL, all.len());
+            out.extend(all.iter().map(|flag| u8::from(*flag)));
         }
     }
 }

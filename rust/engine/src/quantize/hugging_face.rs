@@ -2,11 +2,12 @@
 
 use std::collections::HashSet;
 
-use device::DType;
+use device::{DType, NormKind, RopeStyle};
 
 use super::{
     dtype,
     entries::{Entries, Value},
+    families::{self, FAMILIES, Family, Windows},
     model_name, vocabulary,
     writer::{HeadRows, PlannedTensor, Values},
 };
@@ -14,32 +15,38 @@ use crate::{
     EngineError, Isq, ModelSource,
     chat_template::template_in_dir,
     model::{
-        DecoderConfig, ModelFiles, RopeConfig, RopeScaling, architectures,
+        DecoderConfig, LayerConfig, ModelFiles, RopeConfig, RopeScaling,
+        arch::PERMUTED,
+        architectures,
         config::{FfnConfig, Norms},
     },
     weights::{Role, WeightId, WeightSource},
 };
 
-/// Architectures of which a GGUF file is made, by `model_type`.
-const CONVERTED: [&str; 6] = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3"];
-/// A window of gemma3 is in all layers but each of so many, unless metadata says otherwise.
-const GEMMA3_PATTERN: usize = 6;
-
-/// The parts of a layer, in the order of the file.
-const PARTS: [Role; 13] = [
-    Role::AttnNorm,
+/// The parts of a layer but its norms, in the order of the file.
+const PARTS: [Role; 22] = [
     Role::AttnQ,
     Role::AttnK,
     Role::AttnV,
     Role::AttnQkv,
     Role::AttnQNorm,
     Role::AttnKNorm,
+    Role::AttnSinks,
     Role::AttnOutput,
-    Role::FfnNorm,
     Role::FfnGate,
     Role::FfnUp,
     Role::FfnGateUp,
     Role::FfnDown,
+    Role::Router,
+    Role::RouterCorrection,
+    Role::ExpertGate,
+    Role::ExpertUp,
+    Role::ExpertDown,
+    Role::SharedGate,
+    Role::SharedUp,
+    Role::SharedGateUp,
+    Role::SharedDown,
+    Role::SharedWeight,
 ];
 
 /// Metadata and tensors of the file.
@@ -47,11 +54,12 @@ pub(super) fn contents(source: &ModelSource, files: &ModelFiles, isq: Isq) -> Re
     let (config, weights) = (files.config(), files.weights());
     let not_converted = |why: String| EngineError::NotSupported(format!("{}: {why}", weights.path().display()));
     let gguf = architectures().find(|architecture| architecture.model_types[0] == config.architecture);
-    let Some(prefix) = gguf.map(|found| found.gguf).filter(|_| CONVERTED.contains(&config.architecture)) else {
+    let family = FAMILIES.iter().find(|family| family.name == config.architecture);
+    let (Some(prefix), Some(family)) = (gguf.map(|found| found.gguf), family) else {
         return Err(not_converted(format!(
             "a folder of the architecture {} is not made into a GGUF file; folders of {} are, and float GGUF files of any",
             config.architecture,
-            CONVERTED.join(", ")
+            FAMILIES.map(|family| family.name).join(", ")
         )));
     };
     let ModelSource::HuggingFace { path, tokenizer_json } = source else {
@@ -59,25 +67,30 @@ pub(super) fn contents(source: &ModelSource, files: &ModelFiles, isq: Isq) -> Re
             "only a folder with config.json, safetensors and tokenizer.json is made into a GGUF file".into(),
         ));
     };
-    let mut entries = metadata(config, prefix, path, isq)?;
+    let mut entries = metadata(config, (prefix, family), path, isq)?;
     vocabulary::write(path, tokenizer_json.as_deref(), config.vocab_size, &mut entries)?;
     if let Some(template) = template_in_dir(path)? {
         entries.text("tokenizer.chat_template", template);
     }
-    let mut tensors = Tensors { weights, config, isq, is_permuted: prefix == "llama", list: Vec::new(), used: HashSet::new() };
+    let is_permuted = PERMUTED.contains(&config.architecture);
+    let mut tensors = Tensors { weights, config, isq, family, is_permuted, list: Vec::new(), used: HashSet::new() };
     tensors.rope_factors();
     tensors.add(WeightId::global(Role::Embedding))?;
     for layer in 0..config.layers.len() {
-        for role in PARTS {
+        let LayerConfig { norms, is_parallel, .. } = config.layers[layer];
+        // What one family calls the norm after attention is another's before the feed-forward network.
+        let (before, after) = (norms != Norms::After, norms != Norms::Before);
+        let of_norms = [
+            (Role::AttnNorm, before),
+            (Role::FfnNorm, before && !is_parallel),
+            (Role::PostAttnNorm, after),
+            (Role::PostFfnNorm, after),
+        ];
+        for role in of_norms.into_iter().filter(|(_, is_there)| *is_there).map(|(role, _)| role).chain(PARTS) {
             tensors.add_with_bias(WeightId::layer(layer, role))?;
         }
-        // What is called so in other layers is the norm before the feed-forward network.
-        if config.layers[layer].norms == Norms::Around {
-            tensors.add(WeightId::layer(layer, Role::PostAttnNorm))?;
-            tensors.add(WeightId::layer(layer, Role::PostFfnNorm))?;
-        }
     }
-    tensors.add(WeightId::global(Role::OutputNorm))?;
+    tensors.add_with_bias(WeightId::global(Role::OutputNorm))?;
     if config.tie_word_embeddings {
         tensors.used.insert(weights.name(WeightId::global(Role::Output)));
     } else {
@@ -87,7 +100,12 @@ pub(super) fn contents(source: &ModelSource, files: &ModelFiles, isq: Isq) -> Re
     Ok((entries, tensors.list))
 }
 
-fn metadata(config: &DecoderConfig, prefix: &str, path: &std::path::Path, isq: Isq) -> Result<Entries, EngineError> {
+fn metadata(
+    config: &DecoderConfig,
+    (prefix, family): (&str, &Family),
+    path: &std::path::Path,
+    isq: Isq,
+) -> Result<Entries, EngineError> {
     let mut entries = Entries::default();
     entries.text("general.architecture", prefix);
     entries.text("general.type", "model");
@@ -98,15 +116,17 @@ fn metadata(config: &DecoderConfig, prefix: &str, path: &std::path::Path, isq: I
     let size =
         |n: usize| u32::try_from(n).map(Value::U32).map_err(|_| EngineError::Load(format!("a size of {n} in config.json")));
     let first = config.layers.first().ok_or_else(|| EngineError::Load("a model without layers".into()))?;
-    let FfnConfig::Dense(ffn) = &first.ffn else {
-        return Err(EngineError::NotSupported("a folder with experts is not made into a GGUF file".into()));
-    };
+    let dense = config.layers.iter().find(|layer| layer.ffn.num_experts() == 0).unwrap_or(first);
+    let experts = config.layers.iter().enumerate().find_map(|(index, layer)| match &layer.ffn {
+        FfnConfig::Experts(experts) => Some((index, experts)),
+        FfnConfig::Dense(_) => None,
+    });
     let rope = config.ropes.first().ok_or_else(|| EngineError::NotSupported("a model whose heads do not rotate".into()))?;
     for (name, n) in [
         ("block_count", config.layers.len()),
         ("context_length", config.max_position_embeddings),
         ("embedding_length", config.hidden_size),
-        ("feed_forward_length", ffn.intermediate_size),
+        ("feed_forward_length", dense.ffn.intermediate_size()),
         ("attention.head_count", first.attention.num_heads),
         ("attention.head_count_kv", first.attention.num_kv_heads),
         ("attention.key_length", first.attention.head_dim),
@@ -116,7 +136,11 @@ fn metadata(config: &DecoderConfig, prefix: &str, path: &std::path::Path, isq: I
     ] {
         entries.push(key(name), size(n)?);
     }
-    entries.push(key("attention.layer_norm_rms_epsilon"), Value::F32(config.norm.eps));
+    let epsilon = match config.norm.kind {
+        NormKind::Layer if !family.calls_norm_rms => "attention.layer_norm_epsilon",
+        NormKind::Layer | NormKind::Rms => "attention.layer_norm_rms_epsilon",
+    };
+    entries.push(key(epsilon), Value::F32(config.norm.eps));
     entries.push(key("rope.freq_base"), Value::F32(rope.theta as f32));
     if let Some(local) = config.ropes.get(1) {
         entries.push(key("rope.freq_base_swa"), Value::F32(local.theta as f32));
@@ -127,24 +151,40 @@ fn metadata(config: &DecoderConfig, prefix: &str, path: &std::path::Path, isq: I
     if let Some(cap) = config.final_softcap {
         entries.push(key("final_logit_softcapping"), Value::F32(cap));
     }
-    let windows: Vec<_> = config.layers.iter().map(|layer| layer.attention.window).collect();
-    if let Some(window) = windows.iter().flatten().next() {
-        entries.push(key("attention.sliding_window"), size(*window)?);
-        match windows.iter().position(Option::is_none) {
-            Some(full) if full + 1 != GEMMA3_PATTERN => {
-                entries.push(key("attention.sliding_window_pattern"), size(full + 1)?);
-            }
-            None if prefix != "phi3" => {
-                tracing::warn!("attention sees {window} tokens back in all layers; llama.cpp would let {prefix} see all of them");
-            }
-            _ => {}
-        }
-    } else if prefix == "phi3" {
-        // Without the key, the reader assumes that of the first files.
-        entries.push(key("attention.sliding_window"), Value::U32(0));
+    let of_experts = experts.map(|(first, experts)| families::experts(first, experts)).transpose()?.unwrap_or_default();
+    for (name, value) in windows(config, family)?.into_iter().chain(of_experts).chain((family.own)(config)) {
+        entries.push(key(name), value);
     }
     entries.push("general.file_type", Value::U32(isq.file_type()));
     entries.push("general.quantization_version", Value::U32(2));
+    Ok(entries)
+}
+
+/// How far layers see, and which of them do not see all.
+fn windows(config: &DecoderConfig, family: &Family) -> Result<Vec<(&'static str, Value)>, EngineError> {
+    let key = "attention.sliding_window";
+    let windows: Vec<_> = config.layers.iter().map(|layer| layer.attention.window).collect();
+    let Some(window) = windows.iter().flatten().next() else {
+        // Without the key, the reader of some assumes that of the first files.
+        return Ok(if family.windows == Windows::Always { vec![(key, Value::U32(0))] } else { Vec::new() });
+    };
+    let size = u32::try_from(*window).map_err(|_| EngineError::Load(format!("a window of {window} tokens in config.json")))?;
+    let mut entries = vec![(key, Value::U32(size))];
+    let full = windows.iter().position(Option::is_none);
+    match (family.windows, full) {
+        (Windows::Flags, _) => {
+            let flags = windows.iter().map(Option::is_some).collect();
+            entries.push(("attention.sliding_window_pattern", Value::Bools(flags)));
+        }
+        (Windows::Period(usual), Some(full)) if full as u32 + 1 != usual => {
+            entries.push(("attention.sliding_window_pattern", Value::U32(full as u32 + 1)));
+        }
+        (Windows::Implied, None) => {
+            let name = family.name;
+            tracing::warn!("attention sees {window} tokens back in all layers; llama.cpp would let {name} see all of them");
+        }
+        _ => {}
+    }
     Ok(entries)
 }
 
@@ -176,6 +216,7 @@ struct Tensors<'a> {
     weights: &'a WeightSource,
     config: &'a DecoderConfig,
     isq: Isq,
+    family: &'static Family,
     /// The rows of q and k change places.
     is_permuted: bool,
     list: Vec<PlannedTensor>,
@@ -191,29 +232,55 @@ impl Tensors<'_> {
 
     /// Does nothing for a tensor that is not there.
     fn add(&mut self, id: WeightId) -> Result<(), EngineError> {
-        let name = self.weights.name(id);
-        if !self.weights.contains(id) || self.used.contains(&name) {
-            return Ok(());
-        }
-        self.used.insert(name.clone());
-        let (view, shape) = self.weights.tensor(&name)?;
+        let mut names = self.weights.stored_names(id);
+        names.retain(|name| !self.used.contains(name));
+        let Some(first) = names.first() else { return Ok(()) };
+        let (view, mut shape) = self.weights.tensor(first)?;
         let order = self.order(id, view.rows.max(if shape.len() == 1 { view.cols } else { 0 }))?;
+        self.used.extend(names.iter().cloned());
+        if self.weights.name(id).contains('*') {
+            shape.insert(0, names.len());
+        }
+        if id.role == Role::SharedWeight {
+            shape.retain(|n| *n != 1);
+        }
         let dims: Vec<_> = shape.iter().rev().copied().collect();
-        if let [len] = dims[..] {
-            let mut values = self.weights.vector(id, len)?;
-            if !id.bias && is_norm(id.role) {
-                for value in &mut values {
-                    *value += self.config.norm.offset;
-                }
-            }
-            if let Some(order) = order {
-                values = (0..len).map(|row| values[order.source(row)]).collect();
-            }
-            self.list.push(PlannedTensor { name: id.gguf(), dims, dtype: DType::F32, values: Values::Given(values) });
+        if dims.len() == 1 || is_norm(id.role) {
+            self.add_values(id, &names, dims, order)?;
             return Ok(());
         }
-        let dtype = dtype(self.isq, view.dtype, &dims, Some(id.layer.is_none()));
-        self.list.push(PlannedTensor { name: id.gguf(), dims, dtype, values: Values::Stored { name, order } });
+        // What chooses experts is multiplied exactly.
+        let dtype = match id.role {
+            Role::Router => DType::F32,
+            _ => dtype(self.isq, view.dtype, &dims, Some(id.layer.is_none())),
+        };
+        self.list.push(PlannedTensor { name: id.gguf(), dims, dtype, values: Values::Stored { names, order } });
+        Ok(())
+    }
+
+    /// A tensor that stays as it is, in F32.
+    fn add_values(
+        &mut self,
+        id: WeightId,
+        names: &[String],
+        dims: Vec<usize>,
+        order: Option<HeadRows>,
+    ) -> Result<(), EngineError> {
+        let mut values = Vec::new();
+        for name in names {
+            values.extend(self.weights.floats(name)?);
+        }
+        if !id.bias && is_norm(id.role) {
+            for value in &mut values {
+                *value += self.config.norm.offset;
+            }
+        }
+        if let Some(order) = order {
+            values = (0..values.len()).map(|row| values[order.source(row)]).collect();
+        }
+        let otherwise = if self.family.otherwise.contains(&id.role) { id.gguf_otherwise() } else { None };
+        let name = otherwise.unwrap_or_else(|| id.gguf());
+        self.list.push(PlannedTensor { name, dims, dtype: DType::F32, values: Values::Given(values) });
         Ok(())
     }
 
@@ -298,6 +365,8 @@ pub(super) fn check(source: &DecoderConfig, file: &DecoderConfig, output: &std::
         }
         layers
     };
+    let is_permuted = PERMUTED.contains(&source.architecture);
+    let style = |rope: &RopeConfig| if is_permuted { RopeStyle::Interleaved } else { rope.style };
     let differs = [
         ("the sizes", (source.hidden_size, source.vocab_size) != (file.hidden_size, file.vocab_size)),
         ("the context length", source.max_position_embeddings != file.max_position_embeddings),
@@ -308,6 +377,7 @@ pub(super) fn check(source: &DecoderConfig, file: &DecoderConfig, output: &std::
         ("the softcap of logits", !near_option(source.final_softcap, file.final_softcap)),
         ("the tied embeddings", source.tie_word_embeddings != file.tie_word_embeddings),
         ("the number of rotations", source.ropes.len() != file.ropes.len()),
+        ("the pairs that rotate", !source.ropes.iter().zip(&file.ropes).all(|(a, b)| style(a) == b.style)),
         ("the rotation", !source.ropes.iter().zip(&file.ropes).all(|(a, b)| same_rope(a, b))),
     ];
     match differs.into_iter().find(|(_, differs)| *differs) {

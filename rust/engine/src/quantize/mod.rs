@@ -4,6 +4,7 @@
 //! metadata. A folder in Hugging Face layout gets that which llama.cpp's converter writes.
 
 mod entries;
+mod families;
 mod hugging_face;
 mod vocabulary;
 mod writer;
@@ -188,7 +189,7 @@ fn of_gguf(
             name: name.to_owned(),
             dims,
             dtype,
-            values: Values::Stored { name: name.to_owned(), order: None },
+            values: Values::Stored { names: vec![name.to_owned()], order: None },
         });
     }
     Ok((entries, tensors))

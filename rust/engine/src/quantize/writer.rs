@@ -9,7 +9,7 @@ use std::{
 use device::{DType, WeightView, mmap::Bytes};
 
 use super::entries::{Entries, string};
-use crate::{EngineError, Importance, importance::takes_importance, isq::quantize, model::ModelFiles};
+use crate::{EngineError, Importance, importance::takes_importance, isq::quantize, model::ModelFiles, weights::floats};
 
 const ALIGNMENT: usize = 32;
 /// Values of a tensor that are read, quantized and written at once.
@@ -28,8 +28,8 @@ pub(super) struct PlannedTensor {
 }
 
 pub(super) enum Values {
-    /// The rows of a tensor of the source, by its name there; of some heads in another order.
-    Stored { name: String, order: Option<HeadRows> },
+    /// The rows of tensors of the source, by their names there, one after the other; of some heads in another order.
+    Stored { names: Vec<String>, order: Option<HeadRows> },
     /// These.
     Given(Vec<f32>),
 }
@@ -173,13 +173,15 @@ pub(super) fn write(
     for tensor in tensors {
         match &tensor.values {
             Values::Given(values) => out.write(&bytes_of(values))?,
-            Values::Stored { name, order } => {
-                let (view, _) = source.weights().tensor(name)?;
-                if view.rows != tensor.rows() || Some(&view.cols) != tensor.dims.first() {
-                    return Err(EngineError::Load(format!("tensor `{name}` has changed while it was read")));
+            Values::Stored { names, order } => {
+                for (number, name) in names.iter().enumerate() {
+                    let (view, _) = source.weights().tensor(name)?;
+                    if view.rows * names.len() != tensor.rows() || Some(&view.cols) != tensor.dims.first() {
+                        return Err(EngineError::Load(format!("tensor `{name}` has changed while it was read")));
+                    }
+                    let rows = Rows { tensor, view: &view, part: (number, names.len()), order: *order, num_threads };
+                    rows.write(&mut out, source.importance(), progress)?;
                 }
-                let rows = Rows { tensor, view: &view, order: *order, num_threads };
-                rows.write(&mut out, source.importance(), progress)?;
             }
         }
         out.pad()?;
@@ -194,6 +196,8 @@ pub(super) fn write(
 struct Rows<'a> {
     tensor: &'a PlannedTensor,
     view: &'a WeightView,
+    /// Which of how many tensors of the source.
+    part: (usize, usize),
     order: Option<HeadRows>,
     num_threads: usize,
 }
@@ -204,10 +208,15 @@ impl Rows<'_> {
         let (rows, cols) = (self.view.rows, self.view.cols);
         let is_weighted = matches!(self.tensor.dtype, DType::Ggml(format) if takes_importance(format));
         let importance = match importance.filter(|_| is_weighted && self.tensor.dtype != self.view.dtype) {
-            Some(importance) => importance.of_tensor(&self.tensor.name, [rows, cols])?,
+            Some(importance) => importance.of_tensor(&self.tensor.name, [self.tensor.rows(), cols])?,
             None => None,
         };
-        let experts = importance.map_or(1, |all| all.len() / cols);
+        let mut experts = importance.map_or(1, |all| all.len() / cols);
+        let mut importance = importance;
+        if let (number, 2..) = self.part {
+            importance = importance.map(|all| &all[if experts > 1 { number * cols } else { 0 }..][..cols]);
+            experts = 1;
+        }
         let of_expert = rows / experts.max(1);
         let stripe = (STRIPE_VALUES / cols.max(1)).max(1);
         for expert in 0..experts {
@@ -233,17 +242,23 @@ impl Rows<'_> {
         };
         match tensor.dtype {
             dtype if dtype == view.dtype => out.write(rows.bytes())?,
+            DType::F32 => match floats(view.dtype, rows.bytes()) {
+                Some(values) => out.write(&bytes_of(&values))?,
+                None => return Err(not_written(tensor, view)),
+            },
             DType::Ggml(format) => {
                 out.write(quantize(&tensor.name, &rows, format, columns, self.num_threads)?.bytes())?;
             }
-            dtype => {
-                let text = format!("tensor `{}` of type {} cannot be written as {dtype}", tensor.name, view.dtype);
-                return Err(EngineError::Internal(text));
-            }
+            DType::F16 | DType::BF16 => return Err(not_written(tensor, view)),
         }
         rows.release();
         Ok(())
     }
+}
+
+fn not_written(tensor: &PlannedTensor, view: &WeightView) -> EngineError {
+    let PlannedTensor { name, dtype, .. } = tensor;
+    EngineError::Internal(format!("tensor `{name}` of type {} cannot be written as {dtype}", view.dtype))
 }
 
 struct Counted<'a> {

@@ -29,6 +29,9 @@ pub use safetensors::SafetensorsFiles;
 
 use crate::EngineError;
 
+/// Tensors of one kind in a layer at most.
+const MAX_NUMBERED: usize = 1 << 16;
+
 /// A matrix that a model asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix {
@@ -202,6 +205,24 @@ impl WeightSource {
             }
         }
         Ok(self.stored(matrix)?.1.dtype)
+    }
+
+    /// The tensors that a weight is stored in: of experts, or of several vectors, one or many.
+    pub(crate) fn stored_names(&self, id: WeightId) -> Vec<String> {
+        let name = self.name(id);
+        if !name.contains('*') {
+            return if self.contains(id) { vec![name] } else { Vec::new() };
+        }
+        let is_there = |name: &String| self.tensor(name).is_ok();
+        (0..MAX_NUMBERED).map(|number| numbered(&name, number)).take_while(is_there).collect()
+    }
+
+    /// The values of a float tensor, whatever its shape.
+    pub(crate) fn floats(&self, name: &str) -> Result<Vec<f32>, EngineError> {
+        let (view, _) = self.tensor(name)?;
+        let values = floats(view.dtype, view.bytes()).ok_or_else(|| self.not_floats(name, &view))?;
+        view.release();
+        Ok(values)
     }
 
     /// The type of a tensor that is stored by itself.

@@ -1,5 +1,4 @@
-//! GLM 4.5 to 4.7, and files of llama.cpp's converter of Solar Open: experts chosen as in DeepSeek-V3 (arXiv:2412.19437),
-//! behind some dense layers.
+//! GLM 4.5 to 4.7, and GGUF files of Solar Open: experts chosen as in DeepSeek-V3 (arXiv:2412.19437), behind some dense layers.
 
 use device::{RopeStyle, RouterScore};
 

@@ -166,6 +166,22 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
     ),
 ];
 
+/// Architectures whose rows of q and k llama.cpp's converter puts in another order, so that they are rotated in neighbouring
+/// pairs.
+pub(crate) const PERMUTED: [&str; 11] = [
+    "llama",
+    "mistral",
+    "mixtral",
+    "ministral3",
+    "smollm3",
+    "granite",
+    "granitemoe",
+    "granitemoehybrid",
+    "granite_swa",
+    "granitemoe_swa",
+    "arcee",
+];
+
 /// Every architecture that is implemented.
 pub fn architectures() -> impl Iterator<Item = &'static Architecture> {
     GROUPS.iter().flat_map(|(_, group)| group.iter())
