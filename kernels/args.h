@@ -580,10 +580,8 @@ struct LoraArgs {
     uint32_t in_features;
     uint32_t num_low, low_stride;
     uint32_t num_chosen;
-    uint32_t first_row;     // of experts: rows before it are not in x, chosen and outputs
     uint32_t has_own_x;     // of experts: 1: x has a row for each output row
     float scale;            // of what is added to the output
-    uint32_t reserved;
 };
 
 // lora_embed: rows of the token embedding with adapters.

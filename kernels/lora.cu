@@ -45,8 +45,7 @@ struct Job {
         if (args.chosen) {
             const LoraRow& row = args.rows[blockIdx.y / args.num_chosen];
             if (row.num_sites == 0) return;
-            const unsigned own = row.row - args.first_row;
-            out = own * args.num_chosen + blockIdx.y % args.num_chosen, x = args.has_own_x ? out : own;
+            out = row.row * args.num_chosen + blockIdx.y % args.num_chosen, x = args.has_own_x ? out : row.row;
             delta = delta_of(row, target.sites[args.chosen[out]]);
         } else {
             const LoraTile tile = args.tiles[blockIdx.y];

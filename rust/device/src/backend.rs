@@ -189,7 +189,7 @@ pub struct EmbedArgs<'a> {
     pub table: EmbeddingTable<'a>,
     /// `[num_tokens]`, each below `vocab_size` unless there is something else for them.
     pub token_ids: &'a [u32],
-    /// What ids of `vocab_size` and more stand for.
+    /// What ids of `vocab_size` and more stand for, in a table beside the token embedding. Adapters do not change such a table.
     pub beyond: Option<u32>,
     /// The rows with adapters.
     pub adapters: &'a [AdapterRows],

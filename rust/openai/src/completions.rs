@@ -111,7 +111,7 @@ impl CompletionRequest {
         let mut service = sampling.service()?;
         service.public_prefix = completion.public_prefix_len.unwrap_or(0);
         let request = |prompt| {
-            let prompt = with_suffix(prompt, completion.suffix.as_ref())?;
+            let prompt = with_suffix(prompt, completion.suffix.as_ref().filter(|suffix| !suffix.is_empty()))?;
             let request = GenerationRequest {
                 service: service.clone(),
                 n_choices,

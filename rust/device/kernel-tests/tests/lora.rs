@@ -202,23 +202,38 @@ impl Setup {
         Self { backend, layers, adapters }
     }
 
-    /// What each phase gives for each row, by name.
-    fn run(&self, step: &Step) -> Vec<(&'static str, Vec<f32>)> {
-        let Self { backend, layers, adapters } = self;
-        let (backend, n) = (&**backend, step.adapters.len());
+    fn meta(&self, step: &Step) -> StepMetadata {
+        let n = step.adapters.len();
         let of = |(i, adapter): (usize, &Arc<Adapter>)| AdapterRows {
             adapter: Arc::clone(adapter),
             rows: (0..n).filter(|row| step.adapters[*row] == Some(i)).map(|row| row as u32).collect(),
         };
-        let rows: Vec<_> = adapters.iter().enumerate().map(of).filter(|of| !of.rows.is_empty()).collect();
-        let meta = StepMetadata {
+        let rows: Vec<_> = self.adapters.iter().enumerate().map(of).filter(|of| !of.rows.is_empty()).collect();
+        StepMetadata {
             positions: vec![0; n],
             rope_positions: vec![0; n],
             query_start_loc: (0..=n as u32).collect(),
             seq_lens: vec![1; n],
             adapters: rows,
             ..StepMetadata::default()
-        };
+        }
+    }
+
+    /// What the experts give for each row.
+    fn mix(&self, step: &Step, meta: &StepMetadata, norm: &Norm) -> Vec<f32> {
+        let backend = &*self.backend;
+        let mut mixed = tensor(backend, &step.x, COLS);
+        let experts = &self.layers.experts;
+        let args = ExpertArgs { hidden: &mut mixed, norm: Some(norm), experts, post_norm: None, scale: 1.0 };
+        backend.expert_phases().unwrap().experts(args, meta);
+        fetched(backend, mixed)
+    }
+
+    /// What each phase gives for each row, by name.
+    fn run(&self, step: &Step) -> Vec<(&'static str, Vec<f32>)> {
+        let Self { backend, layers, .. } = self;
+        let (backend, n) = (&**backend, step.adapters.len());
+        let meta = self.meta(step);
         backend.begin_step(&meta);
         let norm = Norm { kind: NormKind::Rms, weight: vec![0.7; COLS].into(), bias: None, eps: 1e-5 };
         let x = tensor(backend, &step.x, COLS);
@@ -243,9 +258,7 @@ impl Setup {
             backend.linear_residual(args, &meta);
         }
         let [added, normed] = <[_; 2]>::try_from(residuals).ok().unwrap();
-        let mut mixed = tensor(backend, &step.x, COLS);
-        let args = ExpertArgs { hidden: &mut mixed, norm: Some(&norm), experts: &layers.experts, post_norm: None, scale: 1.0 };
-        backend.expert_phases().unwrap().experts(args, &meta);
+        let mixed = self.mix(step, &meta, &norm);
         // Rows that are sampled have other numbers.
         let chosen: Vec<u32> = (0..n as u32).rev().collect();
         let (mut sampled, mut logits) = (alloc(COLS), alloc(VOCAB));
@@ -253,17 +266,10 @@ impl Setup {
         let of_chosen = AdapterRows::of_chosen(&meta.adapters, &chosen.iter().copied());
         backend.logits(&sampled, Some(&norm), &layers.head, &of_chosen, &mut logits);
         let logits: Vec<f32> = fetched(backend, logits).chunks_exact(VOCAB).rev().flatten().copied().collect();
-        let phases = [
-            ("embed", embedded),
-            ("q", q),
-            ("k", k),
-            ("v", v),
-            ("gate_up", gated),
-            ("residual", added),
-            ("post norm", normed),
-            ("experts", mixed),
-        ];
-        phases.into_iter().map(|(name, out)| (name, fetched(backend, out))).chain([("logits", logits)]).collect()
+        let phases =
+            [("embed", embedded), ("q", q), ("k", k), ("v", v), ("gate_up", gated), ("residual", added), ("post norm", normed)];
+        let others = [("experts", mixed), ("logits", logits)];
+        phases.into_iter().map(|(name, out)| (name, fetched(backend, out))).chain(others).collect()
     }
 }
 
@@ -307,6 +313,38 @@ fn a_row_has_the_bits_that_it_has_alone_and_one_without_adapter_those_of_a_step_
             }
         }
     }
+}
+
+/// A GPU computes the experts of long prompts a part of the rows at a time.
+#[test]
+#[ignore = "a minute; make test-long"]
+fn experts_of_more_rows_than_are_computed_at_once_have_the_adapters_of_their_rows() {
+    let mut rng = Rng::new(4);
+    let adapters = (0..1040).map(|i| [None, Some(0), Some(2), Some(1)][i / 3 % 4]).collect();
+    let step = Step::random(adapters, &mut rng);
+    let norm = Norm { kind: NormKind::Rms, weight: vec![0.7; COLS].into(), bias: None, eps: 1e-5 };
+    let [expected, actual] = [Arc::new(ReferenceBackend::new()) as Arc<dyn Backend>, gpu(Order::Ascending)].map(|backend| {
+        let setup = Setup::new(backend);
+        let meta = setup.meta(&step);
+        setup.backend.begin_step(&meta);
+        setup.mix(&step, &meta, &norm)
+    });
+    assert_close(&actual, &expected, [2e-3, 1e-4], "1040 rows");
+}
+
+#[test]
+fn adapters_change_no_table_beside_the_token_embedding() {
+    let step = Step::random(vec![Some(0), Some(1), None], &mut Rng::new(5));
+    let setup = Setup::new(gpu(Order::Ascending));
+    let meta = setup.meta(&step);
+    setup.backend.begin_step(&meta);
+    let mut out = setup.backend.alloc(3, COLS).unwrap();
+    let (table, token_ids) = (EmbeddingTable::Loaded(&setup.layers.head), &[3, VOCAB as u32, 7][..]);
+    setup.backend.embed(&EmbedArgs { table, token_ids, beyond: Some(12), adapters: &[], scale: 1.0 }, &mut out);
+    let mut rows = vec![0.0; VOCAB * COLS];
+    setup.backend.read_rows(&setup.layers.head, 0, &mut rows).unwrap();
+    let expected: Vec<f32> = [3, 12, 7].iter().flat_map(|id| rows[id * COLS..(id + 1) * COLS].to_vec()).collect();
+    assert_eq!(fetched(&*setup.backend, out), expected);
 }
 
 #[test]

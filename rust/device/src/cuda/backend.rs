@@ -226,7 +226,7 @@ impl CudaBackend {
                 // a row for each and the width of the table.
                 unsafe {
                     cuda(linear).embed(&self.driver, (ids, count), args.beyond.unwrap_or(0), at, args.scale)?;
-                    lora.embed(&self.driver, ids, rows(out), args.scale)
+                    if args.beyond.is_none() { lora.embed(&self.driver, ids, rows(out), args.scale) } else { Ok(()) }
                 }
             }
         }

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use crate::{
-    Activation, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, Linear, Norm, PartNorms, RouterScore, RoutingRule,
-    SharedExpert, StepMetadata, WorkspaceShape,
+    Activation, AdapterRows, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, Linear, Norm, PartNorms, RouterScore,
+    RoutingRule, SharedExpert, StepMetadata, WorkspaceShape,
     kernel_args::{
         ActivationKind, AddExpertsArgs, DevicePtr, ElementType, GroupTile, MAX_EXPERT_GROUPS, MAX_EXPERTS, RouteArgs,
         RouterScoreKind,
@@ -60,8 +60,6 @@ pub struct ExpertsState {
 
 /// What `route` has decided, on the device.
 struct Routed {
-    /// The number of the first row in the step.
-    first: usize,
     /// `[rows, num_chosen]`.
     chosen: DevicePtr,
     weights: DevicePtr,
@@ -161,12 +159,12 @@ impl ExpertsState {
         };
         // SAFETY: the logits are those of these rows; the lists were made for them.
         unsafe { launch(driver, self.route, [num_rows.div_ceil(ROUTED_ROWS), 1, 1], &args)? };
-        Ok(Routed { first: 0, chosen, weights, tiles: args.tiles, num_tiles, rows, places })
+        Ok(Routed { chosen, weights, tiles: args.tiles, num_tiles, rows, places })
     }
 }
 
 impl CudaBackend {
-    fn try_experts(&self, args: ExpertArgs<'_>) -> Result<(), CudaError> {
+    fn try_experts(&self, args: ExpertArgs<'_>, adapters: &[AdapterRows]) -> Result<(), CudaError> {
         let ExpertArgs { hidden, norm, experts, post_norm, scale } = args;
         let state = &mut *self.state();
         let hidden = rows(hidden);
@@ -177,21 +175,34 @@ impl CudaBackend {
             let pass = NormPass { norm, out: input.at, ..NormPass::default() };
             self.norm_pass(&mut state.constants, hidden, &pass)?;
         }
-        for first in (0..hidden.count).step_by(MAX_ROWS) {
-            let count = MAX_ROWS.min(hidden.count - first);
+        let num_rows = hidden.count;
+        for first in (0..num_rows).step_by(MAX_ROWS) {
+            let count = MAX_ROWS.min(num_rows - first);
             let offset = (first * hidden.cols * size_of::<f32>()) as u64;
             let part = |rows: Rows| Rows { at: rows.at + offset, count, ..rows };
             let (input, hidden) = (part(input), part(hidden));
+            // Rows of a part have other numbers than those of the step.
+            let before = if count < num_rows && !adapters.is_empty() {
+                let State { lists, lora, .. } = state;
+                let of_part = AdapterRows::of_chosen(adapters, &(first as u32..(first + count) as u32));
+                Some(lora.begin(lists, &of_part)?)
+            } else {
+                None
+            };
             if post_norm.is_none() && experts.norms.is_none() {
-                self.add_experts(state, experts, ([input; 2], first), hidden.at, Some(scale))?;
-                continue;
+                self.add_experts(state, experts, [input; 2], hidden.at, Some(scale))?;
+            } else {
+                let sum = state.projected.floats(self.driver(), count * hidden.cols)?;
+                match &experts.norms {
+                    Some(norms) => self.add_parts(state, (experts, norms), [input, hidden], sum)?,
+                    None => self.add_experts(state, experts, [input; 2], sum, None)?,
+                }
+                let pass = NormPass { add: Some(sum), post_norm, scale, ..NormPass::default() };
+                self.norm_pass(&mut state.constants, hidden, &pass)?;
             }
-            let sum = state.projected.floats(self.driver(), count * hidden.cols)?;
-            match &experts.norms {
-                Some(norms) => self.add_parts(state, (experts, norms), ([input, hidden], first), sum)?,
-                None => self.add_experts(state, experts, ([input; 2], first), sum, None)?,
+            if let Some(before) = before {
+                state.lora.go_back(before);
             }
-            self.norm_pass(&mut state.constants, hidden, &NormPass { add: Some(sum), post_norm, scale, ..NormPass::default() })?;
         }
         Ok(())
     }
@@ -202,7 +213,7 @@ impl CudaBackend {
         &self,
         state: &mut State,
         (experts, norms): (&Experts, &PartNorms),
-        ([x, hidden], first): ([Rows; 2], usize),
+        [x, hidden]: [Rows; 2],
         out: DevicePtr,
     ) -> Result<(), CudaError> {
         let normed = |state: &mut State, norm: &Norm, out: DevicePtr| -> Result<_, CudaError> {
@@ -214,7 +225,7 @@ impl CudaBackend {
         // The router has read its rows when the shared expert writes there.
         let for_router = state.experts.shared.floats(self.driver(), floats)?;
         let for_router = normed(state, &norms.router, for_router)?;
-        self.add_experts(state, experts, ([x, for_router], first), out, None)?;
+        self.add_experts(state, experts, [x, for_router], out, None)?;
         let sum = Rows { at: out, ..x };
         let pass = NormPass { norm: Some(&norms.sum), out, ..NormPass::default() };
         self.norm_pass(&mut state.constants, sum, &pass)?;
@@ -228,13 +239,13 @@ impl CudaBackend {
         self.norm_pass(&mut state.constants, sum, &pass)
     }
 
-    /// What the experts give for rows of `x`, chosen by others, of which the first has that number in the step: to `out`, or
-    /// times a scale added to it. The shared one is among them where parts have no norms of their own.
+    /// What the experts give for rows of `x`, chosen by others: to `out`, or times a scale added to it. The shared one is among
+    /// them where parts have no norms of their own.
     fn add_experts(
         &self,
         state: &mut State,
         experts: &Experts,
-        ([x, for_router], first): ([Rows; 2], usize),
+        [x, for_router]: [Rows; 2],
         out: DevicePtr,
         added: Option<f32>,
     ) -> Result<(), CudaError> {
@@ -245,7 +256,6 @@ impl CudaBackend {
         unsafe { self.products(state, for_router, &[plain(&experts.router, logits)])? };
         let tile_rows = tile_rows(experts, num_rows);
         let routed = state.experts.route(driver, &mut state.constants, experts, num_rows, tile_rows)?;
-        let routed = Routed { first, ..routed };
         let given = self.multiply_experts(state, experts, x, &routed, tile_rows)?;
         let (shared, shared_logits) = match experts.shared.as_ref().filter(|_| experts.norms.is_none()) {
             Some(shared) => self.shared_expert(state, shared, experts.activation, x)?,
@@ -294,13 +304,8 @@ impl CudaBackend {
             let at = if tile_rows == GROUPED_ROWS[0] { x.at } else { dense.rounded_for(x, of)? };
             Ok(GroupedInput { x: at, x_stride: x.cols, rows: tiles(x_rows), tile_rows })
         };
-        let choices = |has_own_x| Choices {
-            chosen: routed.chosen,
-            num_chosen: experts.rule.num_chosen,
-            first: routed.first,
-            count: x.count,
-            has_own_x,
-        };
+        let choices =
+            |has_own_x| Choices { chosen: routed.chosen, num_chosen: experts.rule.num_chosen, count: x.count, has_own_x };
         let adapted = |role: fn(&Expert) -> &Linear, group: Group<'_>, out, out_features| {
             let site = |expert: Option<&Expert>| expert.and_then(|expert| role(expert).site);
             let ends = site(experts.experts.first()).zip(site(experts.experts.last()));
@@ -360,8 +365,8 @@ impl CudaBackend {
 }
 
 impl ExpertPhases for CudaBackend {
-    fn experts(&self, args: ExpertArgs<'_>, _: &StepMetadata) {
-        done(self.try_experts(args));
+    fn experts(&self, args: ExpertArgs<'_>, step: &StepMetadata) {
+        done(self.try_experts(args, &step.adapters));
     }
 }
 

@@ -339,9 +339,7 @@ pub struct Choices {
     pub chosen: DevicePtr,
     /// Experts of a row.
     pub num_chosen: usize,
-    /// The number of the first of these rows in the step, and how many there are.
-    pub first: usize,
-    /// See above.
+    /// How many rows there are, of the step's from the first on.
     pub count: usize,
     /// Whether x has a row for each choice.
     pub has_own_x: bool,
@@ -501,10 +499,9 @@ impl Lora {
             targets[count] = LoraTarget { out, sites, site: 0, out_features };
             count += 1;
         }
-        let of = |row: usize| lists.numbers.partition_point(|number| (*number as usize) < row);
-        let (begin, end) = (of(choices.first), of(choices.first + choices.count));
-        let (num_chosen, entries) = (choices.num_chosen, (end - begin) * choices.num_chosen);
-        let rows = lists.by_number + (begin * size_of::<LoraRow>()) as u64;
+        let num_rows = lists.numbers.partition_point(|number| (*number as usize) < choices.count);
+        let (num_chosen, entries) = (choices.num_chosen, num_rows * choices.num_chosen);
+        let rows = lists.by_number;
         assert!(entries <= MAX_GRID_Y, "{entries} choices of rows with adapters");
         let args = LoraArgs {
             x: x.at,
@@ -512,7 +509,6 @@ impl Lora {
             rows,
             chosen: choices.chosen,
             num_chosen: num_chosen as u32,
-            first_row: choices.first as u32,
             has_own_x: choices.has_own_x.into(),
             scale: 1.0,
             ..self.sized(driver, x, count, (entries, all))?

@@ -75,10 +75,8 @@ pub struct LoraArgs {
     pub num_low: u32,
     pub low_stride: u32,
     pub num_chosen: u32,
-    pub first_row: u32,
     pub has_own_x: u32,
     pub scale: f32,
-    pub reserved: u32,
 }
 
 /// `lora_embed`: rows of the token embedding with adapters.

@@ -239,12 +239,14 @@ fn naive_context(longest: usize, config: &EngineConfig, cache: &CacheConfig) -> 
 
 /// Whether attention has kernels for every layer's keys and values.
 fn check_kv_layers(backend: &dyn Backend, dtype: KvDType, model: &DecoderConfig) -> Result<(), DeviceError> {
-    let mut own = (0..model.num_layers()).filter_map(|layer| match model.kv_source(layer) {
-        KvSource::Own(shape) => Some((shape, model.layers[layer].attention)),
+    let own_shape = |layer| match model.kv_source(layer) {
+        KvSource::Own(shape) => Some(shape),
         KvSource::Layer(_) | KvSource::Nothing => None,
-    });
-    own.try_for_each(|(shape, attention)| {
-        backend.check_kv_layer(dtype, shape, attention.num_heads / attention.num_kv_heads.max(1))
+    };
+    (0..model.num_layers()).try_for_each(|layer| {
+        let AttentionConfig { num_heads, num_kv_heads, shared_kv, .. } = model.layers[layer].attention;
+        let Some(shape) = own_shape(shared_kv.unwrap_or(layer)) else { return Ok(()) };
+        backend.check_kv_layer(dtype, shape, num_heads / num_kv_heads.max(1))
     })
 }
 

@@ -435,7 +435,7 @@ impl ModelConfigLike for DecoderConfig {
     fn retention(&self, layer: usize) -> Retention {
         let AttentionConfig { mask, window, chunk, .. } = self.layers[layer].attention;
         if mask == Mask::Full {
-            // Whole requests are computed at once: nothing of them is out of senses before the last of it is.
+            // Whole requests are computed at once: nothing of them is out of sight before the last of it is.
             return Retention::All;
         }
         // A chunk is seen from its start on, which is at most so far away.

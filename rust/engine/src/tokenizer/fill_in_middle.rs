@@ -62,12 +62,19 @@ impl Tokenizer {
     /// [`EngineError::InvalidArgument`] where the vocabulary has no tokens for it.
     pub(crate) fn encode_gap(&self, before: &str, after: &str) -> Result<Vec<u32>, EngineError> {
         let gap = self.gap()?;
-        let mut ids = self.encode("", true)?;
+        let mut ids = self.begin_of_text()?;
         let before = [vec![gap.before], self.encode_plain(before)?].concat();
         let after = [vec![gap.after], self.encode_continuing(after)?].concat();
         ids.extend(if gap.after_first { [after, before].concat() } else { [before, after].concat() });
         ids.extend(gap.middle);
         Ok(ids)
+    }
+
+    /// What is put before a text; what is put behind one would end it.
+    fn begin_of_text(&self) -> Result<Vec<u32>, EngineError> {
+        let (mut whole, plain) = (self.encode("a", true)?, self.encode_plain("a")?);
+        whole.truncate(whole.windows(plain.len().max(1)).position(|ids| ids == plain).unwrap_or(0));
+        Ok(whole)
     }
 
     /// What ends it, besides what ends a text.
@@ -118,6 +125,10 @@ mod tests {
 
     /// A vocabulary of characters, and of such special tokens.
     fn tokenizer(specials: &[&str]) -> Tokenizer {
+        with_template(specials, &json!(null))
+    }
+
+    fn with_template(specials: &[&str], post_processor: &serde_json::Value) -> Tokenizer {
         let letters = ["?", "a", "b", "c", "<", ">"];
         let vocab: serde_json::Map<_, _> = letters.iter().enumerate().map(|(id, text)| ((*text).to_owned(), json!(id))).collect();
         let added: Vec<_> = specials
@@ -130,7 +141,7 @@ mod tests {
             .collect();
         let json = json!({"version": "1.0", "added_tokens": added, "normalizer": null, "pre_tokenizer": null,
                           "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-                          "post_processor": null, "truncation": null, "padding": null,
+                          "post_processor": post_processor, "truncation": null, "padding": null,
                           "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "?"}});
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
@@ -146,6 +157,17 @@ mod tests {
         assert_eq!(gap(&["<｜fim▁hole｜>", "<｜fim▁begin｜>", "<｜fim▁end｜>"]), [7, 1, 2, 6, 3, 8]);
         assert_eq!(gap(&["<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"]), [6, 3, 7, 1, 2, 8]);
         assert_eq!(gap(&["[SUFFIX]", "[PREFIX]"]), [6, 3, 7, 1, 2]);
+    }
+
+    #[test]
+    fn what_is_put_around_texts_is_put_before_a_gap_alone() {
+        let json = json!({"type": "TemplateProcessing", "pair": [], "special_tokens": {
+                              "<s>": {"id": "<s>", "ids": [6], "tokens": ["<s>"]}, "</s>": {"id": "</s>", "ids": [7], "tokens": ["</s>"]}},
+                          "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                                     {"SpecialToken": {"id": "</s>", "type_id": 0}}]});
+        let tokenizer = with_template(&["<s>", "</s>", "[SUFFIX]", "[PREFIX]"], &json);
+        assert_eq!(tokenizer.encode("a", true).unwrap(), [6, 1, 7]);
+        assert_eq!(tokenizer.encode_gap("b", "c").unwrap(), [6, 8, 3, 9, 2]);
     }
 
     #[test]

@@ -400,8 +400,9 @@ impl WeightId {
             Role::Conv => "shortconv.conv",
             Role::MixOutput => "shortconv.out_proj",
             Role::FfnNorm => "post_attention_norm",
-            // A dense network beside the experts (Gemma 4).
+            // Both in one, where there is no gate.
             Role::SharedGateUp => "ffn_up_shexp",
+            // A dense network beside the experts (Gemma 4).
             Role::SharedGate => "ffn_gate",
             Role::SharedUp => "ffn_up",
             Role::SharedDown => "ffn_down",

@@ -40,8 +40,8 @@ pub(super) const HY_V3: Architecture = Architecture {
     from_hf: read_hy,
     from_gguf: |fields| {
         let (config, mut experts) = fields.mixture("hy_v3", RopeStyle::Neox)?;
-        let last = config.layers.len() - 1;
-        if experts.shared.is_none() && fields.weights.contains(WeightId::layer(last, Role::SharedGate)) {
+        let has_shared = |layer| fields.weights.contains(WeightId::layer(layer, Role::SharedGate));
+        if experts.shared.is_none() && config.layers.len().checked_sub(1).is_some_and(has_shared) {
             experts.shared = Some(SharedConfig { intermediate_size: experts.intermediate_size, is_weighted: false });
         }
         deepseek::with_sigmoid_experts(with_norms(config), experts, fields)
