@@ -107,7 +107,8 @@ test-all: test kernels test-long test-grammars test-clients test-ray test-images
 
 .PHONY: test-long
 test-long: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## tests that take half a minute or more each
-	cargo test --locked --package mistral-paged-engine --package mistral-paged-kernel-tests -- --ignored --skip on_a_gpu
+	cargo test --locked --package mistral-paged-engine -- --ignored --skip on_a_gpu
+	cargo test --locked --package mistral-paged-kernel-tests --test lora -- --ignored
 	$(VENV)/bin/python -m pytest --long -m long
 
 .PHONY: test-images
