@@ -25,12 +25,14 @@ pub struct Limits {
     pub max_bytes: usize,
     /// Of the sound.
     pub max_seconds: u32,
+    /// Of the sound, of one channel.
+    pub max_samples: usize,
 }
 
 impl Default for Limits {
-    /// 64 MiB and 40 minutes.
+    /// 64 MiB, 40 minutes, and as many samples as those have at 48,000 a second.
     fn default() -> Self {
-        Self { max_bytes: 64 << 20, max_seconds: 40 * 60 }
+        Self { max_bytes: 64 << 20, max_seconds: 40 * 60, max_samples: 40 * 60 * 48_000 }
     }
 }
 
@@ -48,7 +50,7 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Sound, SoundError> {
     let Some((format, ending)) = format(bytes) else {
         return Err(SoundError::UnknownFormat { begin: bytes[..bytes.len().min(8)].to_vec() });
     };
-    // The last resort: no file is known over which these decoders panic.
+    // With checks of overflows, some sizes in the header of a WAV make its reader panic.
     catch_unwind(AssertUnwindSafe(|| samples(bytes, (format, ending), limits)))
         .unwrap_or_else(|panic| Err(malformed(format, panic_text(panic.as_ref()))))
 }
@@ -111,6 +113,9 @@ fn samples(bytes: &[u8], (format, ending): (&'static str, &str), limits: &Limits
         }
         if samples.len() + decoded.frames() > (limits.max_seconds as usize).saturating_mul(own as usize) {
             return Err(SoundError::TooLong { max_seconds: limits.max_seconds });
+        }
+        if samples.len() + decoded.frames() > limits.max_samples {
+            return Err(SoundError::TooManySamples { max_samples: limits.max_samples });
         }
         decoded.copy_to_vec_interleaved(&mut interleaved);
         let mean = |frame: &[f32]| frame.iter().sum::<f32>() / channels as f32;

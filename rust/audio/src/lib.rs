@@ -36,6 +36,12 @@ pub enum SoundError {
         /// What is allowed.
         max_seconds: u32,
     },
+    /// It has more samples than [`Limits::max_samples`].
+    #[error("the sound has more than the {max_samples} samples that are allowed")]
+    TooManySamples {
+        /// What is allowed.
+        max_samples: usize,
+    },
     /// It is over before it begins.
     #[error("the sound has no samples")]
     Empty,

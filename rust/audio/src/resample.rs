@@ -6,6 +6,8 @@ use std::f64::consts::PI;
 const NUM_ZEROS: f64 = 64.0;
 /// Where the filter cuts, of half the lower rate.
 const ROLLOFF: f64 = 0.947;
+/// Places between two samples of which weights are kept; those between are interpolated, for rates that are no usual ones.
+const MAX_PHASES: u64 = 2048;
 /// Of the Kaiser window: what is cut comes through with less than -120 dB.
 const BETA: f64 = 14.77;
 
@@ -22,16 +24,24 @@ pub(crate) fn resample(samples: &[f32], from: u32, to: u32) -> Vec<f32> {
     let num_out = (samples.len() as u64 * up).div_ceil(down) as usize;
     let cutoff = ROLLOFF * (f64::from(to) / f64::from(from)).min(1.0);
     let reach = (NUM_ZEROS / cutoff).ceil() as i64;
-    // Outputs `up` apart lie equally between samples.
-    let phases: Vec<Vec<f32>> =
-        (0..up.min(num_out as u64)).map(|at| phase((at * down % up) as f64 / up as f64, cutoff, reach)).collect();
-    let output = |at: usize| {
+    let sum = |at: usize, taps: &[f32]| {
         let first = (at as u64 * down / up) as i64 - reach;
-        let taps = &phases[at % phases.len()];
-        let skipped = (-first).max(0) as usize;
+        let taps = taps.get((-first).max(0) as usize..).unwrap_or_default();
         let inside = &samples[(first.max(0) as usize).min(samples.len())..];
-        let taps = taps.get(skipped..).unwrap_or_default();
-        taps.iter().zip(inside).map(|(tap, sample)| f64::from(*tap) * f64::from(*sample)).sum::<f64>() as f32
+        taps.iter().zip(inside).map(|(tap, sample)| f64::from(*tap) * f64::from(*sample)).sum::<f64>()
+    };
+    // How far an output lies behind the sample before it.
+    let fraction = |at: usize| (at as u64 * down % up) as f64 / up as f64;
+    if up <= MAX_PHASES {
+        // Outputs `up` apart lie equally between samples.
+        let phases: Vec<_> = (0..num_out.min(up as usize)).map(|at| phase(fraction(at), cutoff, reach)).collect();
+        return (0..num_out).map(|at| sum(at, &phases[at % phases.len()]) as f32).collect();
+    }
+    let phases: Vec<_> = (0..=MAX_PHASES).map(|at| phase(at as f64 / MAX_PHASES as f64, cutoff, reach)).collect();
+    let output = |at: usize| {
+        let place = fraction(at) * MAX_PHASES as f64;
+        let (before, behind) = (place as usize, place.fract());
+        ((1.0 - behind) * sum(at, &phases[before]) + behind * sum(at, &phases[before + 1])) as f32
     };
     (0..num_out).map(output).collect()
 }

@@ -66,6 +66,8 @@ fn what_is_no_sound_is_refused_with_why() {
     for name in ["pcm16.wav", "stereo.flac", "mono.mp3", "mono.ogg"] {
         assert!(matches!(error(&bytes(name), long), SoundError::TooLong { max_seconds: 0 }), "{name}");
     }
+    let many = Limits { max_samples: 1000, ..Limits::default() };
+    assert!(matches!(error(&wav, many), SoundError::TooManySamples { max_samples: 1000 }));
     assert!(matches!(error(b"\x89PNG\r\n\x1a\n", Limits::default()), SoundError::UnknownFormat { .. }));
     assert!(matches!(error(b"", Limits::default()), SoundError::UnknownFormat { .. }));
     assert!(matches!(error(&wav[..20], Limits::default()), SoundError::Malformed { format: "WAV", .. }));

@@ -29,8 +29,8 @@ use crate::{
 ///
 /// It stands in messages as `{"type": "audio", "audio": ...}`, is equal to one of equal samples, and can be copied and pickled.
 ///
-/// Raises `ValueError` for what is no sound, is over the limits (64 MiB a file, 40 minutes) or may not be fetched, `TypeError`
-/// for another kind of `source`.
+/// Raises `ValueError` for what is no sound, is over the limits (64 MiB a file, 40 minutes, 115 million samples) or may not be
+/// fetched, `TypeError` for another kind of `source`.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct Sound {
     sound: Arc<audio::Sound>,
@@ -114,10 +114,11 @@ fn array(place: &str, array: &Bound<'_, PyAny>, rate: Option<&Bound<'_, PyAny>>)
         rate.ok_or_else(|| invalid(format!("`{place}` is an array: give its 'rate', in samples a second")))?.extract()?;
     let rate = within("rate", &rate, *RATES.start() as usize, *RATES.end() as usize)? as u32;
     let shape: Vec<u64> = array.getattr("shape")?.extract()?;
-    let most = u64::from(rate) * u64::from(Limits::default().max_seconds);
+    let Limits { max_seconds, max_samples, .. } = Limits::default();
+    let most = (u64::from(rate) * u64::from(max_seconds)).min(max_samples as u64);
     match shape[..] {
         [len] if len <= most => {}
-        [_] => return Err(invalid(format!("`{place}` is longer than {} seconds", Limits::default().max_seconds))),
+        [_] => return Err(invalid(format!("`{place}` has more than {most} samples, {max_seconds} s at a usual rate"))),
         _ => return Err(invalid(format!("`{place}` is an array of shape {shape:?}; it must be [samples], of one channel"))),
     }
     let dtype = array.getattr("dtype")?.str()?.to_string();

@@ -69,6 +69,7 @@ pub async fn place(app: &App, mut messages: Vec<Message>) -> Result<Vec<Message>
                 MediaKind::Sound => {
                     let sound = web.sound(url, &of_sounds).map_err(|error| error.0)?;
                     of_sounds.max_seconds -= sound.seconds() as u32;
+                    of_sounds.max_samples -= sound.samples().len();
                     Ok(Given::Sound(Arc::new(sound)))
                 }
             }
