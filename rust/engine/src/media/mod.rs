@@ -28,7 +28,7 @@ use device::{Backend, Precision, Tensor, WorkspaceShape};
 use images::{Processed, RgbImage, Tile};
 use paged::{EncoderContent, EncoderItem, EncoderKey};
 
-pub(crate) use arch::families;
+pub(crate) use arch::{families, hears};
 pub(crate) use config::MediaConfig;
 pub(crate) use layout::ItemLayout;
 pub(crate) use weights::TowerWeights;
