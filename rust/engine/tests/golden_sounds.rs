@@ -231,7 +231,7 @@ fn another_sound_of_the_same_length_is_another_one() {
     let (second, other) = ask("b");
     assert_eq!(first, second, "the same tokens");
     assert!(other.usage.cached_tokens < 8 && other.usage.encoded_sounds == 2, "{:?}", other.usage);
-    // The rows of a sound that goes on are its own from the second chunk on, and its first chunk's where nothing is louder.
+    // Its chunks are kept.
     assert_eq!(ask("a").1.usage.encoded_sounds, 0);
 }
 
