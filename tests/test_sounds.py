@@ -208,7 +208,7 @@ def test_a_request_gives_its_sounds_back() -> None:
         ({"audio": numpy.zeros(4, numpy.int16), "rate": RATE}, ValueError, "array of int16; it must be float32"),
         ({"audio": numpy.zeros((4, 2), numpy.float32), "rate": RATE}, ValueError, r"shape \[4, 2\]"),
         ({"audio": numpy.zeros(0, numpy.float32), "rate": RATE}, ValueError, "no samples"),
-        ({"audio": numpy.full(4, numpy.nan, numpy.float32), "rate": RATE}, ValueError, "must be finite"),
+        ({"audio": numpy.full(4, numpy.nan, numpy.float32), "rate": RATE}, ValueError, "sample 0 of the sound is NaN"),
         ({"audio": numpy.zeros(2401 * 1000, numpy.float32), "rate": 1000}, ValueError, "more than 2400000 samples"),
         ({"audio": b"RIFF", "rate": RATE}, ValueError, "leave it out"),
         ({"audio": b"RIFF", "detail": "auto"}, ValueError, "unknown key 'detail'"),

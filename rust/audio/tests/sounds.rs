@@ -74,9 +74,24 @@ fn what_is_no_sound_is_refused_with_why() {
     let mut fast = wav;
     fast[24..28].copy_from_slice(&400_000_u32.to_le_bytes());
     assert!(matches!(error(&fast, Limits::default()), SoundError::Rate { rate: 400_000 }));
-    assert!(matches!(Sound::new(16_000, vec![0.0, f32::NAN]), Err(SoundError::NotFinite { index: 1, .. })));
+    for value in [f32::NAN, f32::INFINITY, -1.1e4] {
+        assert!(matches!(Sound::new(16_000, vec![0.0, value]), Err(SoundError::Sample { index: 1, .. })));
+    }
     assert!(matches!(Sound::new(16_000, Vec::new()), Err(SoundError::Empty)));
     assert!(matches!(Sound::new(10, vec![0.0]), Err(SoundError::Rate { rate: 10 })));
+}
+
+/// A frame of MP3 begins with eleven bits that are set; its side information follows four bytes further.
+#[test]
+fn a_broken_packet_is_left_out() {
+    let (limits, mut mp3) = (Limits::default(), bytes("mono.mp3"));
+    let whole = decode(&mp3, &limits).unwrap();
+    let middle = mp3.len() / 2;
+    let frame = middle + mp3[middle..].windows(2).position(|pair| pair[0] == 0xff && pair[1] & 0xe6 == 0xe2).unwrap();
+    mp3[frame + 4..frame + 40].fill(0xff);
+    let broken = decode(&mp3, &limits).unwrap();
+    let missing = whole.samples().len() - broken.samples().len();
+    assert!((1..10_000).contains(&missing), "{missing}");
 }
 
 #[test]
