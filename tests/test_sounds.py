@@ -190,6 +190,8 @@ def test_a_request_gives_its_sounds_back() -> None:
         assert other == request
     assert pickle.loads(pickle.dumps(heard)) == heard == copy.copy(heard) == copy.deepcopy(heard)
     assert Sound.frombytes(heard.rate, heard.tobytes()) == heard
+    with pytest.raises(ValueError, match="more than 2400000 samples"):
+        Sound.frombytes(1000, bytes(4 * 2_400_001))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ def test_a_request_gives_its_sounds_back() -> None:
         ({"audio": numpy.zeros(4, numpy.int16), "rate": RATE}, ValueError, "array of int16; it must be float32"),
         ({"audio": numpy.zeros((4, 2), numpy.float32), "rate": RATE}, ValueError, r"shape \[4, 2\]"),
         ({"audio": numpy.zeros(0, numpy.float32), "rate": RATE}, ValueError, "no samples"),
-        ({"audio": numpy.full(4, numpy.nan, numpy.float32), "rate": RATE}, ValueError, "must be finite"),
+        ({"audio": numpy.full(4, numpy.nan, numpy.float32), "rate": RATE}, ValueError, "sample 0 of the sound is NaN"),
         ({"audio": numpy.zeros(2401 * 1000, numpy.float32), "rate": 1000}, ValueError, "more than 2400000 samples"),
         ({"audio": b"RIFF", "rate": RATE}, ValueError, "leave it out"),
         ({"audio": b"RIFF", "detail": "auto"}, ValueError, "unknown key 'detail'"),
@@ -339,8 +341,10 @@ def test_the_command_hears(capsys: pytest.CaptureFixture[str], root: Path, monke
     assert cli.main(["run", "multimodal", *common, "-i", "describe the image", "--audio", str(root / "a.wav")]) == 0
     printed = capsys.readouterr()
     assert printed.out == f"{expected}\n"
+    sound = root / "a.wav"
     monkeypatch.setattr(
-        "sys.stdin", io.StringIO(f"/audio\n/audio {root / 'b.wav'}\n/audio {root / 'a.wav'}\ndescribe the image\n")
+        "sys.stdin",
+        io.StringIO(f"/audio\n/audio {root / 'b.wav'}\n/audio {sound}\n/clear\n/audio {sound}\ndescribe the image\n"),
     )
     assert cli.main(["run", "multimodal", *common]) == 0
     printed = capsys.readouterr()

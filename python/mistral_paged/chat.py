@@ -106,12 +106,13 @@ class Chat:
         self.runner = runner
         self.options = options
         self.messages: list[dict[str, Any]] = []
-        self.media: list[dict[str, Any]] = []
+        self.media: list[dict[str, Any]]
         self.model = runner.generation_config()
         self.clear()
 
     def clear(self) -> None:
-        """Starts over, with the system message if there is one."""
+        """Starts over, with the system message if there is one; what waits for the next message is forgotten."""
+        self.media = []
         system = self.options.system
         self.messages = [] if system is None else [{"role": "system", "content": system}]
 

@@ -36,9 +36,12 @@ impl Default for Limits {
     }
 }
 
+/// Values of all codebooks of an Ogg Vorbis file at most, which take four bytes each and more; encoders write a tenth of it.
+const MAX_CODEBOOK_VALUES: u64 = 1 << 20;
+
 /// The samples of a WAV, FLAC, MP3 or Ogg Vorbis file; several channels become their mean.
 ///
-/// A file that ends too early has the samples up to there.
+/// A file that ends too early has the samples up to there. What is broken is left out, unless it is more than half of the file.
 ///
 /// # Errors
 /// For files over the limits, of other formats, or broken.
@@ -90,23 +93,35 @@ fn samples(bytes: &[u8], (format, ending): (&'static str, &str), limits: &Limits
     let track = reader.default_track(TrackType::Audio).ok_or_else(|| malformed(format, "it has no sound"))?;
     let parameters = track.codec_params.as_ref().and_then(|parameters| parameters.audio());
     let parameters = parameters.ok_or_else(|| malformed(format, "what it holds is not known"))?;
+    if format == "Ogg" && parameters.extra_data.as_deref().is_some_and(|header| num_codebook_values(header) > MAX_CODEBOOK_VALUES)
+    {
+        return Err(malformed(format, format!("its codebooks have more than {MAX_CODEBOOK_VALUES} values")));
+    }
     let id = track.id;
     let decoders = symphonia::default::get_codecs();
     let mut decoder = decoders.make_audio_decoder(parameters, &AudioDecoderOptions::default()).map_err(failed)?;
     let (mut rate, mut samples, mut interleaved) = (None, Vec::new(), Vec::<f32>::new());
+    let (mut num_packets, mut num_broken, mut broken) = (0_usize, 0, None);
     while let Some(packet) = next_packet(&mut *reader).map_err(failed)? {
         if packet.track_id != id {
             continue;
         }
+        num_packets += 1;
         let decoded = match decoder.decode(&packet) {
             Ok(decoded) => decoded,
+            // Files that are cut out of others begin so, and what follows is whole.
+            Err(Error::DecodeError(why)) => {
+                num_broken += 1;
+                broken.get_or_insert(why);
+                continue;
+            }
             // The file is cut.
             Err(Error::IoError(error)) if error.kind() == ErrorKind::UnexpectedEof => break,
             Err(error) => return Err(failed(error)),
         };
         let (own, channels) = (decoded.spec().rate(), decoded.spec().channels().count());
         if *rate.get_or_insert(own) != own || channels == 0 {
-            return Err(malformed(format, "its rate or its channels change"));
+            return Err(malformed(format, "its rate changes, or it has no channels"));
         }
         if !crate::RATES.contains(&own) {
             return Err(SoundError::Rate { rate: own });
@@ -121,7 +136,26 @@ fn samples(bytes: &[u8], (format, ending): (&'static str, &str), limits: &Limits
         let mean = |frame: &[f32]| frame.iter().sum::<f32>() / channels as f32;
         samples.extend(interleaved.chunks_exact(channels).map(mean));
     }
+    if let Some(why) = broken.filter(|_| num_broken > num_packets / 2) {
+        return Err(malformed(format, why));
+    }
     Sound::new(rate.unwrap_or(*crate::RATES.end()), samples)
+}
+
+/// How many values the codebooks of a Vorbis header have that a decoder would make memory for, or more. Of each that the decoder
+/// takes there is a mark, behind which come its dimensions and entries (Vorbis I, 3.2.1); what stands before one may be read only
+/// by a whole decoder, so marks are looked for at each bit.
+fn num_codebook_values(header: &[u8]) -> u64 {
+    let (mut window, mut sum) = (0_u64, 0);
+    for at in 0..header.len() * 8 {
+        window = window >> 1 | u64::from(header[at / 8] >> (at % 8) & 1) << 63;
+        let (mark, dimensions, entries) = (window & 0xff_ffff, window >> 24 & 0xffff, window >> 40);
+        // Beyond these the decoder refuses it.
+        if mark == 0x56_4342 && dimensions <= 32 && entries <= 1 << 17 {
+            sum += dimensions * entries;
+        }
+    }
+    sum
 }
 
 /// The next packet; `None` at the end, or where the file is cut.
@@ -130,5 +164,23 @@ fn next_packet(reader: &mut dyn FormatReader) -> Result<Option<symphonia::core::
         Err(Error::IoError(error)) if error.kind() == ErrorKind::UnexpectedEof => Ok(None),
         Err(Error::ResetRequired) => Err(Error::Unsupported("a second stream follows the first")),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codebooks_of_a_header_are_counted_wherever_they_begin() {
+        let mut header = vec![0_u8; 40];
+        let mut write = |first: usize, value: u64| {
+            (0..64).filter(|bit| value >> bit & 1 == 1).for_each(|bit| header[(first + bit) / 8] |= 1 << ((first + bit) % 8));
+        };
+        write(13, 0x56_4342 | 8 << 24 | 1000 << 40);
+        write(100, 0x56_4342 | 2 << 24 | 100 << 40);
+        write(200, 0x56_4342 | 33 << 24 | 100 << 40);
+        assert_eq!(num_codebook_values(&header), 8200);
+        assert_eq!(num_codebook_values(&header[..5]), 0);
     }
 }

@@ -18,6 +18,12 @@ pub struct Features {
 }
 
 impl Processor {
+    /// How many chunks [`Self::process`] makes of a sound.
+    pub fn num_chunks(&self, sound: &Sound) -> usize {
+        let num_samples = (sound.samples().len() as u64 * u64::from(self.sampling_rate)).div_ceil(u64::from(sound.rate()));
+        num_samples.div_ceil(self.chunk_samples() as u64) as usize
+    }
+
     /// The features of a sound.
     ///
     /// # Errors

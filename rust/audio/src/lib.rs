@@ -18,6 +18,9 @@ pub use features::Features;
 /// Samples a second that a sound may have.
 pub const RATES: std::ops::RangeInclusive<u32> = 1000..=192_000;
 
+/// A sample's size at most: far larger ones have energies that are no numbers.
+pub const MAX_SAMPLE: f32 = 1e4;
+
 /// Why there is no sound, or no processor.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -51,9 +54,11 @@ pub enum SoundError {
         /// Samples a second.
         rate: u32,
     },
-    /// The samples are no numbers.
-    #[error("sample {index} of the sound is {value}; samples must be finite, and usually lie from -1 to 1")]
-    NotFinite {
+    /// A sample is no number, or far from what samples are.
+    #[error(
+        "sample {index} of the sound is {value}; samples lie from -1 to 1 usually, and from -{MAX_SAMPLE} to {MAX_SAMPLE} in any case"
+    )]
+    Sample {
         /// Which of them.
         index: usize,
         /// What it is.
@@ -102,7 +107,7 @@ impl Sound {
     /// Of samples, `rate` of them a second.
     ///
     /// # Errors
-    /// [`SoundError::Rate`], [`SoundError::Empty`] and [`SoundError::NotFinite`] for what is no sound.
+    /// [`SoundError::Rate`], [`SoundError::Empty`] and [`SoundError::Sample`] for what is no sound.
     pub fn new(rate: u32, samples: Vec<f32>) -> Result<Self, SoundError> {
         if !RATES.contains(&rate) {
             return Err(SoundError::Rate { rate });
@@ -110,8 +115,8 @@ impl Sound {
         if samples.is_empty() {
             return Err(SoundError::Empty);
         }
-        match samples.iter().position(|value| !value.is_finite()) {
-            Some(index) => Err(SoundError::NotFinite { index, value: samples[index] }),
+        match samples.iter().position(|value| !(-MAX_SAMPLE..=MAX_SAMPLE).contains(value)) {
+            Some(index) => Err(SoundError::Sample { index, value: samples[index] }),
             None => Ok(Self { rate, samples }),
         }
     }

@@ -48,6 +48,7 @@ pub(crate) fn resample(samples: &[f32], from: u32, to: u32) -> Vec<f32> {
 
 /// Weights of the samples from `reach` before to `reach` behind, for a place that lies `fraction` behind one of them.
 fn phase(fraction: f64, cutoff: f64, reach: i64) -> Vec<f32> {
+    let most = bessel(BETA);
     let weight = |at: i64| {
         let x = (at as f64 - fraction) * cutoff;
         let within = 1.0 - (x / NUM_ZEROS).powi(2);
@@ -55,7 +56,7 @@ fn phase(fraction: f64, cutoff: f64, reach: i64) -> Vec<f32> {
             return 0.0;
         }
         let sinc = if x == 0.0 { 1.0 } else { (PI * x).sin() / (PI * x) };
-        (cutoff * sinc * bessel(BETA * within.sqrt()) / bessel(BETA)) as f32
+        (cutoff * sinc * bessel(BETA * within.sqrt()) / most) as f32
     };
     (-reach..=reach + 1).map(weight).collect()
 }

@@ -31,6 +31,7 @@ fn files_have_the_samples_and_features_that_others_find() {
             assert!((own - value).abs() < 2e-6, "{name}: sample {place} is {own}, not {value}");
         }
         let features = processor(128).process(&sound).unwrap();
+        assert_eq!(processor(128).num_chunks(&sound), 1);
         assert_eq!((features.chunks.len(), features.num_frames, features.num_mel_bins), (1, 3000, 128));
         // Where another resampler cuts, energies of almost nothing differ.
         let (most, bins) = if sound.rate() == 16_000 { (1e-4, 32) } else { (2e-2, 15) };
@@ -50,7 +51,7 @@ fn a_long_sound_has_several_chunks_and_one_loudest_value() {
     let quiet = |at: usize| if at < 480_000 { 0.5 * (at as f32 * 0.3).sin() } else { 1e-4 * (at as f32 * 0.3).sin() };
     let sound = Sound::new(16_000, (0..480_001).map(quiet).collect()).unwrap();
     let features = processor(80).process(&sound).unwrap();
-    assert_eq!(features.chunks.len(), 2);
+    assert_eq!((features.chunks.len(), processor(80).num_chunks(&sound)), (2, 2));
     let most = |chunk: &[f32]| chunk.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let least = |chunk: &[f32]| chunk.iter().copied().fold(f32::INFINITY, f32::min);
     assert!((most(&features.chunks[0]) - least(&features.chunks[1]) - 2.0).abs() < 1e-6);
@@ -74,9 +75,24 @@ fn what_is_no_sound_is_refused_with_why() {
     let mut fast = wav;
     fast[24..28].copy_from_slice(&400_000_u32.to_le_bytes());
     assert!(matches!(error(&fast, Limits::default()), SoundError::Rate { rate: 400_000 }));
-    assert!(matches!(Sound::new(16_000, vec![0.0, f32::NAN]), Err(SoundError::NotFinite { index: 1, .. })));
+    for value in [f32::NAN, f32::INFINITY, -1.1e4] {
+        assert!(matches!(Sound::new(16_000, vec![0.0, value]), Err(SoundError::Sample { index: 1, .. })));
+    }
     assert!(matches!(Sound::new(16_000, Vec::new()), Err(SoundError::Empty)));
     assert!(matches!(Sound::new(10, vec![0.0]), Err(SoundError::Rate { rate: 10 })));
+}
+
+/// A frame of MP3 begins with eleven bits that are set; its side information follows four bytes further.
+#[test]
+fn a_broken_packet_is_left_out() {
+    let (limits, mut mp3) = (Limits::default(), bytes("mono.mp3"));
+    let whole = decode(&mp3, &limits).unwrap();
+    let middle = mp3.len() / 2;
+    let frame = middle + mp3[middle..].windows(2).position(|pair| pair[0] == 0xff && pair[1] & 0xe6 == 0xe2).unwrap();
+    mp3[frame + 4..frame + 40].fill(0xff);
+    let broken = decode(&mp3, &limits).unwrap();
+    let missing = whole.samples().len() - broken.samples().len();
+    assert!((1..10_000).contains(&missing), "{missing}");
 }
 
 #[test]

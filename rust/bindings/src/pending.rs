@@ -241,7 +241,7 @@ pub fn submit_embeddings(
     Ok(submitted.into_iter().map(pending).collect())
 }
 
-/// Whether submitting the request takes long enough for another thread: its images must become tiles.
+/// Whether submitting the request takes long enough for another thread: its images must become tiles, and its sounds features.
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value, reason = "an argument")]
 pub fn takes_long(request: AnyRequest<'_>) -> bool {

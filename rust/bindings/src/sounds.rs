@@ -114,11 +114,8 @@ fn array(place: &str, array: &Bound<'_, PyAny>, rate: Option<&Bound<'_, PyAny>>)
         rate.ok_or_else(|| invalid(format!("`{place}` is an array: give its 'rate', in samples a second")))?.extract()?;
     let rate = within("rate", &rate, *RATES.start() as usize, *RATES.end() as usize)? as u32;
     let shape: Vec<u64> = array.getattr("shape")?.extract()?;
-    let Limits { max_seconds, max_samples, .. } = Limits::default();
-    let most = (u64::from(rate) * u64::from(max_seconds)).min(max_samples as u64);
     match shape[..] {
-        [len] if len <= most => {}
-        [_] => return Err(invalid(format!("`{place}` has more than {most} samples, {max_seconds} s at a usual rate"))),
+        [len] => check_len(place, rate, len)?,
         _ => return Err(invalid(format!("`{place}` is an array of shape {shape:?}; it must be [samples], of one channel"))),
     }
     let dtype = array.getattr("dtype")?.str()?.to_string();
@@ -127,6 +124,16 @@ fn array(place: &str, array: &Bound<'_, PyAny>, rate: Option<&Bound<'_, PyAny>>)
     }
     let values = array.call_method1("astype", ("<f4",))?.call_method0("tobytes")?;
     Ok(Source::Samples(rate, samples(values.cast::<PyBytes>()?.as_bytes())))
+}
+
+/// Whether a sound may have so many samples, `rate` a second.
+fn check_len(place: &str, rate: u32, len: u64) -> PyResult<()> {
+    let Limits { max_seconds, max_samples, .. } = Limits::default();
+    let most = (u64::from(rate) * u64::from(max_seconds)).min(max_samples as u64);
+    if len <= most {
+        return Ok(());
+    }
+    Err(invalid(format!("`{place}` has more than {most} samples, {max_seconds} s at a usual rate")))
 }
 
 /// Samples of their bytes, the lowest first.
@@ -155,7 +162,9 @@ impl Sound {
         if !samples.as_bytes().len().is_multiple_of(4) {
             return Err(invalid(format!("`samples` has {} bytes, and a sample has 4", samples.as_bytes().len())));
         }
-        let sound = audio::Sound::new(rate, self::samples(samples.as_bytes()));
+        check_len("samples", rate, samples.as_bytes().len() as u64 / 4)?;
+        let (py, bytes) = (samples.py(), samples.as_bytes());
+        let sound = py.detach(|| audio::Sound::new(rate, self::samples(bytes)));
         sound.map(|sound| Self { sound: Arc::new(sound) }).map_err(|why| invalid(format!("`samples`: {why}")))
     }
 

@@ -168,7 +168,8 @@ impl Prompt {
         }
     }
 
-    /// Whether there are images or sounds, which take up to a second each before it can be submitted.
+    /// Whether there are images or sounds. Before it can be submitted an image takes up to a second, and a sound of 40 minutes 10
+    /// to 20.
     pub fn has_media(&self) -> bool {
         let any = |messages: &[Message]| messages.iter().any(|message| !message.media.is_empty());
         match self {

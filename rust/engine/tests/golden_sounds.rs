@@ -251,6 +251,20 @@ fn a_template_of_texts_has_a_place_before_the_text() {
     assert_eq!(completion.choices[0].token_ids, case.greedy_ids);
 }
 
+/// The template of models that hear is not that of others with such a tokenizer.
+#[test]
+fn a_folder_without_a_template_has_that_of_its_family() {
+    for (family, has_template) in [("voxtral", true), ("llava", false)] {
+        let from = "\"model_type\":\"voxtral\"";
+        let copy = edited("voxtral", "config.json", from, &from.replace("voxtral", family));
+        std::fs::remove_file(copy.path().join("chat_template.jinja")).unwrap();
+        std::fs::write(copy.path().join("tekken.json"), "").unwrap();
+        let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
+        let engine = Engine::load(&source, &EngineConfig { media: None, ..config() }, &|_| {}).unwrap();
+        assert_eq!(engine.chat_template().is_some(), has_template, "{family}");
+    }
+}
+
 #[test]
 fn what_cannot_be_heard_is_refused_by_name() {
     let fails = |engine: &Engine, request: GenerationRequest, part: &str| {
@@ -267,6 +281,7 @@ fn what_cannot_be_heard_is_refused_by_name() {
     let mut cut = about(sound("a", 9000), part("audio"));
     cut.kept_prompt = Some(engine::KeptPrompt::Last(12));
     fails(&engine, cut, "cannot be cut");
+    fails(&engine, about(sound("a", 16_000 * 2000), part("audio")), "make them shorter");
     // The text of a special token in a message is text.
     let forged = about(
         sound("a", 9000),

@@ -23,8 +23,11 @@ pub enum TranscriptionFormat {
 /// A form of `/v1/audio/transcriptions`.
 #[derive(Debug, Default)]
 pub struct TranscriptionForm {
+    /// Names of the fields that were taken in.
+    taken: Vec<String>,
     file: Option<Vec<u8>>,
-    model: Option<String>,
+    /// What the form calls the model.
+    pub model: Option<String>,
     language: Option<String>,
     temperature: Option<f32>,
     max_tokens: Option<usize>,
@@ -36,8 +39,12 @@ impl TranscriptionForm {
     /// Takes a field in.
     ///
     /// # Errors
-    /// For a field that is unknown or cannot be honoured, and for values of a wrong form, by the field's name.
+    /// For a field that is unknown, comes twice or cannot be honoured, and for values of a wrong form, by the field's name.
     pub fn take(&mut self, name: &str, value: &[u8]) -> Result<(), ApiError> {
+        if self.taken.iter().any(|taken| taken == name) {
+            return Err(ApiError::value(name, "is in the form twice: send it once"));
+        }
+        self.taken.push(name.to_owned());
         if name == "file" {
             self.file = Some(value.to_vec());
             return Ok(());
@@ -88,15 +95,8 @@ impl TranscriptionForm {
         self.file.take().ok_or_else(|| ApiError::missing("file", "give the bytes of a WAV, FLAC, MP3 or Ogg Vorbis file"))
     }
 
-    /// In the engine's terms; `knows`: the model has [`TRANSCRIBE`].
-    ///
-    /// # Errors
-    /// For a model that makes no transcriptions.
-    pub fn into_generation(self, sound: Arc<Sound>, context: &ModelContext, knows: bool) -> Result<Generation, ApiError> {
-        if context.media != Some(MediaKind::Sound) || !knows {
-            let message = format!("the model `{}` makes no transcriptions; one that does is Voxtral", context.model_id);
-            return Err(ApiError::invalid("audio_not_supported", None, message));
-        }
+    /// In the engine's terms, for a model that [`check_model`] allows.
+    pub fn into_generation(self, sound: Arc<Sound>) -> Generation {
         let content = MessageContent::Parts(vec![json!({ "type": MediaKind::Sound.part_type() })]);
         let message = Message { media: vec![Media::Sound(sound)], ..Message::new("user", content) };
         let language = self.language.map(|language| format!("lang:{language}")).unwrap_or_default();
@@ -108,14 +108,20 @@ impl TranscriptionForm {
             stream: false,
             ..GenerationRequest::new(Prompt::Chat { messages: vec![message], options }, sampling)
         };
-        Ok(Generation {
-            model: self.model,
-            requests: vec![request],
-            delivery: Delivery::default(),
-            user: None,
-            grammar_param: None,
-        })
+        Generation { model: self.model, requests: vec![request], delivery: Delivery::default(), user: None, grammar_param: None }
     }
+}
+
+/// Whether a model makes transcriptions; `knows`: it has [`TRANSCRIBE`].
+///
+/// # Errors
+/// For one that makes none.
+pub fn check_model(context: &ModelContext, knows: bool) -> Result<(), ApiError> {
+    if context.media == Some(MediaKind::Sound) && knows {
+        return Ok(());
+    }
+    let message = format!("the model `{}` makes no transcriptions; one that does is Voxtral", context.model_id);
+    Err(ApiError::invalid("audio_not_supported", None, message))
 }
 
 #[cfg(test)]
@@ -135,8 +141,7 @@ mod tests {
         assert_eq!((form.file().unwrap(), form.format), (b"RIFF".to_vec(), TranscriptionFormat::Text));
         assert_eq!(form.file().unwrap_err().param.as_deref(), Some("file"));
         let sound = Arc::new(Sound::new(8000, vec![0.5]).unwrap());
-        let context = ModelContext { media: Some(MediaKind::Sound), ..ModelContext::default() };
-        let generation = form.into_generation(sound, &context, true).unwrap();
+        let generation = form.into_generation(sound);
         let Prompt::Chat { messages, options } = &generation.requests[0].prompt else { panic!("a chat") };
         assert_eq!((messages[0].media.len(), &options.appended[..]), (1, "lang:en[TRANSCRIBE]"));
         assert_eq!(generation.requests[0].sampling.temperature, Some(0.5));
@@ -158,12 +163,13 @@ mod tests {
             let error = form(&[(name, value)]).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(name), "{}", error.message);
         }
-        let sound = Arc::new(Sound::new(8000, vec![0.5]).unwrap());
+        let twice = form(&[("language", "en"), ("language", "fr")]).unwrap_err();
+        assert_eq!((twice.param.as_deref(), twice.message.contains("twice")), (Some("language"), true), "{}", twice.message);
+        let hearing = ModelContext { media: Some(MediaKind::Sound), ..ModelContext::default() };
+        assert!(check_model(&hearing, true).is_ok());
         let seeing = ModelContext { media: Some(MediaKind::Image), ..ModelContext::default() };
-        for (context, knows) in
-            [(seeing, true), (ModelContext { media: Some(MediaKind::Sound), ..ModelContext::default() }, false)]
-        {
-            let error = form(&[]).unwrap().into_generation(Arc::clone(&sound), &context, knows).unwrap_err();
+        for (context, knows) in [(seeing, true), (hearing, false)] {
+            let error = check_model(&context, knows).unwrap_err();
             assert!(error.message.contains("makes no transcriptions"));
         }
     }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use engine::{Completion, CompletionCollector, EngineError, OutputEvent, RequestHandle};
+use engine::{AdapterChoice, Completion, CompletionCollector, EngineError, OutputEvent, RequestHandle};
 use openai::{ApiError, Delivery, Generation};
 
 use crate::{
@@ -68,15 +68,36 @@ impl Running {
     }
 }
 
+/// The right of a request to run, and what it runs with.
+pub struct Admitted {
+    admission: Admission,
+    adapter: Option<AdapterChoice>,
+}
+
+/// Checks the model that a request names, and admits it.
+pub fn admit(app: &Arc<App>, caller: &Caller, model: Option<&str>, num_choices: usize) -> Result<Admitted, ApiError> {
+    let adapter = app.check_model(model)?;
+    Ok(Admitted { admission: app.admit(caller, num_choices)?, adapter })
+}
+
 /// Checks, tokenizes and submits. All that can be refused is refused here, before the first byte of an answer.
 pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> Result<Running, ApiError> {
-    let adapter = app.check_model(generation.model.as_deref())?;
+    let num_choices = generation.requests.iter().map(|request| request.best_of.unwrap_or(request.n_choices)).sum();
+    let admitted = admit(app, caller, generation.model.as_deref(), num_choices)?;
+    start_admitted(app, caller, generation, admitted).await
+}
+
+/// The same of a request that is admitted.
+pub async fn start_admitted(
+    app: &Arc<App>,
+    caller: &Caller,
+    generation: Generation,
+    Admitted { admission, adapter }: Admitted,
+) -> Result<Running, ApiError> {
     let Generation { mut requests, delivery, user, grammar_param, .. } = generation;
     let first = requests.first().ok_or_else(|| internal("a request without a prompt".into()))?;
     let (n_choices, wants_logprobs) = (first.n_choices, first.sampling.logprobs.is_some());
     let wants_prompt_logprobs = first.prompt_logprobs.is_some();
-    let num_choices = requests.iter().map(|request| request.best_of.unwrap_or(request.n_choices)).sum();
-    let admission = app.admit(caller, num_choices)?;
     seeing::place_all(app, &mut requests).await?;
     let limit = app.config.request_timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     for request in &mut requests {

@@ -2,11 +2,21 @@
 
 use std::sync::Arc;
 
-use engine::{GenerationRequest, Media as Given, MediaKind, Message, Prompt, audio, images};
+use engine::{
+    GenerationRequest, Media as Given, MediaKind, Message, Prompt,
+    audio::{self, Sound, SoundError},
+    images,
+};
 use openai::{ApiError, media};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Semaphore;
 
-use crate::{StartError, app::App, config::ServerConfig, errors::internal, media::Media};
+use crate::{
+    StartError,
+    app::App,
+    config::ServerConfig,
+    errors::internal,
+    media::{Media, MediaError},
+};
 
 /// Requests whose images and sounds are fetched and decoded at once; others wait.
 pub const MAX_AT_ONCE: usize = 2;
@@ -15,20 +25,31 @@ pub const MAX_AT_ONCE: usize = 2;
 pub struct Seeing {
     media: Arc<Media>,
     max_images: usize,
-    turns: Semaphore,
+    turns: Arc<Semaphore>,
 }
 
 impl Seeing {
     pub(crate) fn new(config: &ServerConfig) -> Result<Self, StartError> {
         let root = config.allowed_local_media_path.as_deref();
         let media = Media::of_clients(root, &config.allowed_media_domains).map_err(|error| StartError(error.0))?;
-        Ok(Self { media: Arc::new(media), max_images: config.max_num_images, turns: Semaphore::new(MAX_AT_ONCE) })
+        Ok(Self { media: Arc::new(media), max_images: config.max_num_images, turns: Arc::new(Semaphore::new(MAX_AT_ONCE)) })
     }
+}
 
-    /// Waits until one more may fetch or decode, as long as what is returned lives.
-    pub async fn turn(&self) -> Result<SemaphorePermit<'_>, ApiError> {
-        self.turns.acquire().await.map_err(|_| internal("the server no longer fetches images and sounds".into()))
-    }
+/// Runs `work`, which fetches or decodes, beside the server's thread, once fewer than [`MAX_AT_ONCE`] do.
+pub async fn decode<T: Send + 'static>(
+    app: &App,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let turn = Arc::clone(&app.seeing.turns).acquire_owned().await;
+    let turn = turn.map_err(|_| internal("the server no longer fetches images and sounds".into()))?;
+    let work = move || {
+        // The turn is the work's: it goes on when the client has gone.
+        let _turn = turn;
+        work()
+    };
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?
 }
 
 /// Puts the images and sounds of requests in place.
@@ -49,8 +70,7 @@ pub async fn place(app: &App, mut messages: Vec<Message>) -> Result<Vec<Message>
     }
     let Seeing { media: web, max_images, .. } = &app.seeing;
     let (web, max_images) = (Arc::clone(web), *max_images);
-    let _turn = app.seeing.turn().await?;
-    let work = move || {
+    decode(app, move || {
         let (mut of_images, mut of_sounds) = (images::Limits::default(), audio::Limits::default());
         let mut num_given: usize = messages.iter().map(|message| message.media.len()).sum();
         media::place(&mut messages, |kind, url| {
@@ -67,15 +87,53 @@ pub async fn place(app: &App, mut messages: Vec<Message>) -> Result<Vec<Message>
                     Ok(Given::Image(Arc::new(image)))
                 }
                 MediaKind::Sound => {
-                    let sound = web.sound(url, &of_sounds).map_err(|error| error.0)?;
-                    of_sounds.max_seconds -= sound.seconds() as u32;
-                    of_sounds.max_samples -= sound.samples().len();
+                    let bytes = web.bytes(url, kind, of_sounds.max_bytes).map_err(|error| error.0)?;
+                    let sound = hear(&bytes, &mut of_sounds).map_err(|error| error.to_string())?;
                     Ok(Given::Sound(Arc::new(sound)))
                 }
             }
         })?;
         Ok(messages)
-    };
-    let placed = tokio::task::spawn_blocking(work).await;
-    placed.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?
+    })
+    .await
+}
+
+/// The sound of a file, which counts against what the sounds of a request may still have.
+fn hear(bytes: &[u8], left: &mut audio::Limits) -> Result<Sound, MediaError> {
+    let whole = audio::Limits::default();
+    let sound = audio::decode(bytes, left).map_err(|error| match error {
+        SoundError::TooLong { .. } | SoundError::TooManySamples { .. } if *left != whole => MediaError(format!(
+            "the sounds of a request are too long: they may have {} seconds and {} samples together",
+            whole.max_seconds, whole.max_samples
+        )),
+        error => MediaError(error.to_string()),
+    })?;
+    left.max_seconds = left.max_seconds.saturating_sub(sound.seconds().ceil() as u32);
+    left.max_samples = left.max_samples.saturating_sub(sound.samples().len());
+    Ok(sound)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sounds_have_so_many_seconds_together() {
+        let file = [
+            b"RIFF\x2c\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0",
+            &1000_u32.to_le_bytes()[..],
+            &2000_u32.to_le_bytes()[..],
+            b"\x02\0\x10\0data\x08\0\0\0",
+            &[1; 8],
+        ]
+        .concat();
+        let whole = audio::Limits::default();
+        let mut left = whole;
+        assert_eq!(hear(&file, &mut left).unwrap().samples().len(), 4);
+        assert_eq!((left.max_seconds, left.max_samples), (whole.max_seconds - 1, whole.max_samples - 4));
+        for mut left in [audio::Limits { max_seconds: 0, ..whole }, audio::Limits { max_samples: 3, ..whole }] {
+            let error = hear(&file, &mut left).unwrap_err().0;
+            assert!(error.contains("2400 seconds and 115200000 samples together"), "{error}");
+        }
+    }
 }

@@ -186,7 +186,7 @@ fn check_kind(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<
         return refused("adapters with embeddings are not supported: leave them out".into());
     }
     if config.media.is_some() && config.embedding.is_some() {
-        return refused("a model makes embeddings of texts alone: leave out images, or embeddings".into());
+        return refused("a model makes embeddings of texts alone: leave out images and sounds, or embeddings".into());
     }
     if config.media.is_some() && config.kv_tier.is_some() && decoder.sees_spans() {
         let name = decoder.architecture;

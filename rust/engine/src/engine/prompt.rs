@@ -27,6 +27,12 @@ pub fn media_of(shared: &Shared, messages: &[Message]) -> Result<Vec<Vec<Arc<Pro
              leave them out"
         ))
     })?;
+    let num_rows: usize = media.iter().map(|media| PromptItem::num_rows(config, media)).sum();
+    let max_len = shared.max_model_len;
+    if num_rows >= max_len {
+        let message = format!("the sounds take {num_rows} tokens, and the model's context has {max_len}: make them shorter");
+        return Err(EngineError::PromptTooLong { prompt_tokens: num_rows, max_tokens: max_len, message });
+    }
     media.into_iter().map(|media| PromptItem::all(config, media)).collect()
 }
 

@@ -51,7 +51,7 @@ impl TextFiles {
                 Some(text) => Some(text),
                 None => match files.metadata().and_then(|m| m.str("tokenizer.chat_template")) {
                     Some(text) => Some(text.to_owned()),
-                    None if dir.is_some_and(|dir| dir.join(tekken::FILE).is_file()) => {
+                    None if files.hears() && dir.is_some_and(|dir| dir.join(tekken::FILE).is_file()) => {
                         tekken::template(&tokenizer).map(str::to_owned)
                     }
                     None => None,

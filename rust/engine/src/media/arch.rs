@@ -71,6 +71,11 @@ pub(crate) fn families() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().flat_map(|family| family.model_types.iter().copied())
 }
 
+/// Whether models of this `model_type` hear.
+pub(crate) fn hears(model_type: &str) -> bool {
+    FAMILIES.iter().any(|family| family.key == AUDIO && family.model_types.contains(&model_type))
+}
+
 /// What is read.
 struct Reader<'a, 'b> {
     /// config.json.

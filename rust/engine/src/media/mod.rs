@@ -28,7 +28,7 @@ use device::{Backend, Precision, Tensor, WorkspaceShape};
 use images::{Processed, RgbImage, Tile};
 use paged::{EncoderContent, EncoderItem, EncoderKey};
 
-pub(crate) use arch::families;
+pub(crate) use arch::{families, hears};
 pub(crate) use config::MediaConfig;
 pub(crate) use layout::ItemLayout;
 pub(crate) use weights::TowerWeights;
@@ -92,6 +92,15 @@ impl PromptItem {
                 )))
             }
         }
+    }
+
+    /// Rows of a prompt that a sound takes, before it is processed; 0 of an image.
+    pub(crate) fn num_rows(config: &MediaConfig, media: &Media) -> usize {
+        let (Media::Sound(sound), MediaProcessor::Sounds(processor)) = (media, &config.processor) else { return 0 };
+        let num_frames = processor.chunk_frames();
+        let tile = Tile { height: 1, width: num_frames, pixels: Vec::new() };
+        let chunk = Processed { tiles: vec![tile], original: (1, num_frames), grid: (0, 0), whole: 0 };
+        processor.num_chunks(sound).saturating_mul(ItemLayout::new(config, &chunk).num_rows)
     }
 
     /// The chunks of a sound. Equal ones have equal keys, in whatever sound they are.

@@ -15,9 +15,18 @@ use crate::{
     EmbeddingConfig, EmbeddingOptions, EngineError, Importance, Isq, ModelSource, embedding, importance,
     json::required_json,
     keys,
-    media::{MediaConfig, MediaOptions, mmproj},
+    media::{MediaConfig, MediaOptions, hears, mmproj},
     weights::{self, GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat},
 };
+
+/// What its config.json says of what it takes beside text.
+#[derive(Clone, Copy, Debug, Default)]
+struct Senses {
+    /// It speaks of images or sounds.
+    are_there: bool,
+    /// It names a family that hears.
+    hears: bool,
+}
 
 /// The files of a model, opened and checked; no weight has been read yet.
 pub struct ModelFiles {
@@ -29,8 +38,7 @@ pub struct ModelFiles {
     media: Option<MediaConfig>,
     /// The encoder's, where it has files of its own.
     encoder: Option<WeightSource>,
-    /// Its config.json speaks of images or sounds.
-    has_senses: bool,
+    senses: Senses,
 }
 
 impl ModelFiles {
@@ -50,13 +58,13 @@ impl ModelFiles {
         if let Some(dir) = weights::meta::folder_of(dir) {
             return Self::open_gguf(weights::meta::open(&dir)?, expected);
         }
-        let (mut config, names, hub, has_senses) = Self::read_config(dir, expected)?;
+        let (mut config, names, hub, senses) = Self::read_config(dir, expected)?;
         let files = SafetensorsFiles::open(dir)?.quantized(hub);
         let place = ModelPlace::find(names, |name| files.contains(name));
         let weights = WeightSource::Safetensors { files, names, place };
         // Of a language model within a larger one, its own part of the file need not say so.
         config.tie_word_embeddings |= !place.is_alone() && !weights.contains(WeightId::global(Role::Output));
-        Ok(Self { has_senses, ..Self::checked(config, weights, "num_hidden_layers")? })
+        Ok(Self { senses, ..Self::checked(config, weights, "num_hidden_layers")? })
     }
 
     /// A model with weights for more layers than it says is another one. `key` says how many layers it has.
@@ -72,7 +80,7 @@ impl ModelFiles {
                 importance: None,
                 media: None,
                 encoder: None,
-                has_senses: false,
+                senses: Senses::default(),
             }),
             Some(id) => Err(EngineError::Load(format!(
                 "{}: `{key}` is {num_layers}, but there is a tensor `{}`: layers are counted from 0",
@@ -87,15 +95,16 @@ impl ModelFiles {
         Ok(Self::read_config(dir, expected)?.0)
     }
 
-    /// The decoder's hyperparameters, what its checkpoints call otherwise, how they are quantized, and whether there are images
-    /// or sounds.
-    fn read_config(dir: &Path, expected: Option<&str>) -> Result<(DecoderConfig, Names, Option<HubFormat>, bool), EngineError> {
+    /// The decoder's hyperparameters, what its checkpoints call otherwise, how they are quantized, and what it says of images
+    /// and sounds.
+    fn read_config(dir: &Path, expected: Option<&str>) -> Result<(DecoderConfig, Names, Option<HubFormat>, Senses), EngineError> {
         let path = dir.join("config.json");
         let what = path.display().to_string();
         let Value::Object(object) = required_json(&path)? else {
             return Err(EngineError::Load(format!("{what}: not a JSON object")));
         };
-        let has_senses = ["vision_config", "audio_config", "img_processor"].iter().any(|key| object.contains_key(*key));
+        let are_there = ["vision_config", "audio_config", "img_processor"].iter().any(|key| object.contains_key(*key));
+        let hears = object.get("model_type").and_then(Value::as_str).is_some_and(hears);
         let fields = HfFields::new(&what, language_model::config_of(object));
         let (model_type, classes) = (fields.text("model_type")?, fields.texts("architectures")?.unwrap_or_default());
         let classes: Vec<_> = classes.iter().map(String::as_str).collect();
@@ -105,7 +114,7 @@ impl ModelFiles {
         let config = (architecture.from_hf)(&fields)?;
         config.validate(&what)?;
         keys::warn_of(&fields.unknown_keys()?, &what);
-        Ok((config, architecture.names, hub, has_senses))
+        Ok((config, architecture.names, hub, Senses { are_there, hears }))
     }
 
     fn open_gguf(files: GgufFiles, expected: Option<&str>) -> Result<Self, EngineError> {
@@ -202,7 +211,12 @@ impl ModelFiles {
 
     /// Whether images or sounds that its config.json speaks of are left out.
     pub(crate) fn leaves_out_senses(&self) -> bool {
-        self.has_senses && self.media.is_none()
+        self.senses.are_there && self.media.is_none()
+    }
+
+    /// Whether its config.json names a family that hears, also where sounds are left out.
+    pub(crate) fn hears(&self) -> bool {
+        self.senses.hears
     }
 
     /// How it sees or hears; `None`: it takes text alone.

@@ -145,7 +145,7 @@ const HEARING: &str = r"<s>{% for message in messages -%}
 {{- {'system': '[/SYSTEM_PROMPT]', 'user': '[/INST]', 'assistant': '</s>'}[message['role']] -}}
 {%- endfor -%}";
 
-/// The template of a model of Mistral's whose files have none, if it hears.
+/// The template of a model of Mistral's that hears, whose files have none, if its vocabulary has the tokens for it.
 pub(crate) fn template(tokenizer: &super::Tokenizer) -> Option<&'static str> {
     tokenizer.token_to_id(BEGIN_AUDIO).map(|_| HEARING)
 }

@@ -115,7 +115,8 @@ impl Media {
         audio::decode(&bytes, limits).map_err(|error| MediaError(error.to_string()))
     }
 
-    fn bytes(&self, url: &str, kind: MediaKind, max_bytes: usize) -> Result<Vec<u8>, MediaError> {
+    /// The bytes of a file at an address.
+    pub(crate) fn bytes(&self, url: &str, kind: MediaKind, max_bytes: usize) -> Result<Vec<u8>, MediaError> {
         let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
         match scheme.to_ascii_lowercase().as_str() {
             "data" => data(rest, kind),

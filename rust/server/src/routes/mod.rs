@@ -219,11 +219,11 @@ async fn body(app: &App, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiEr
         let message = "send JSON, with `Content-Type: application/json`".to_owned();
         return Err(ApiError::new(415, "invalid_request_error", "unsupported_media_type", None, message));
     }
-    whole(app, body).await
+    whole(app, body, "invalid_json").await
 }
 
-/// The whole of a body, of whatever kind.
-async fn whole(app: &App, body: Body) -> Result<Bytes, ApiError> {
+/// The whole of a body, of whatever kind; `broken` is the code of one that ends before its time.
+async fn whole(app: &App, body: Body, broken: &'static str) -> Result<Bytes, ApiError> {
     let limit = app.config.max_body_bytes;
     match tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, limit).collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
@@ -231,7 +231,7 @@ async fn whole(app: &App, body: Body) -> Result<Bytes, ApiError> {
             let message = format!("the body has more than {limit} bytes; the server's --max-body-mb allows more");
             Err(ApiError::new(413, "invalid_request_error", "request_too_large", None, message))
         }
-        Ok(Err(_)) => Err(ApiError::invalid("invalid_json", None, "the body ended before it was complete")),
+        Ok(Err(_)) => Err(ApiError::invalid(broken, None, "the body ended before it was complete")),
         Err(_) => {
             let message = format!("the body was not complete after {} s", BODY_TIMEOUT.as_secs());
             Err(ApiError::new(408, "timeout_error", "body_timeout", None, message))

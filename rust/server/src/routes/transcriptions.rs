@@ -10,12 +10,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use engine::audio::{Limits, decode};
+use engine::audio::{self, Limits};
 use futures_util::stream;
 use multer::Multipart;
 use openai::{
     ApiError,
-    transcription::{TRANSCRIBE, TranscriptionForm, TranscriptionFormat},
+    transcription::{TRANSCRIBE, TranscriptionForm, TranscriptionFormat, check_model},
 };
 use serde_json::json;
 
@@ -24,7 +24,8 @@ use crate::{
     app::App,
     auth::Caller,
     errors::{Failure, internal},
-    generate::{collect, start},
+    generate::{admit, collect, start_admitted},
+    seeing,
 };
 
 /// Writes down what is said in a sound.
@@ -34,21 +35,20 @@ pub async fn create(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Failure> {
+    check_model(&app.context, app.engine.tokenizer().token_to_id(TRANSCRIBE).is_some())?;
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let boundary = multer::parse_boundary(kind).map_err(|_| {
         let message = "send a form, with `Content-Type: multipart/form-data`".to_owned();
         ApiError::new(415, "invalid_request_error", "unsupported_media_type", None, message)
     })?;
-    let mut form = read(whole(&app, body).await?, boundary).await?;
+    let mut form = read(whole(&app, body, "invalid_form").await?, boundary).await?;
     let (file, format) = (form.file()?, form.format);
-    let turn = app.seeing.turn().await?;
-    let sound = tokio::task::spawn_blocking(move || decode(&file, &Limits::default())).await;
-    drop(turn);
-    let sound = sound.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?;
-    let sound = sound.map_err(|why| ApiError::value("file", format!("cannot be read: {why}")))?;
-    let knows = app.engine.tokenizer().token_to_id(TRANSCRIBE).is_some();
-    let generation = form.into_generation(Arc::new(sound), &app.context, knows)?;
-    let completion = collect(&app, start(&app, &caller, generation).await?).await?.pop();
+    let admitted = admit(&app, &caller, form.model.as_deref(), 1)?;
+    let sound = seeing::decode(&app, move || {
+        audio::decode(&file, &Limits::default()).map_err(|why| ApiError::value("file", format!("cannot be read: {why}")))
+    });
+    let generation = form.into_generation(Arc::new(sound.await?));
+    let completion = collect(&app, start_admitted(&app, &caller, generation, admitted).await?).await?.pop();
     let completion = completion.ok_or_else(|| internal("a request ended without an answer".into()))?;
     let text = completion.choices.first().map(|choice| choice.text.trim()).unwrap_or_default();
     Ok(match format {

@@ -22,8 +22,8 @@ use crate::{
 /// What a model that sees or hears has beside the scheduler.
 pub(super) struct Senses {
     cache: OutputCache,
-    /// Requests whose images and sounds are being encoded, an image or a chunk a turn, so that others are answered meanwhile; the
-    /// scheduler does not know of them yet.
+    /// Requests whose images and sounds are being encoded, an image or a chunk a turn, so that others are answered meanwhile, and
+    /// one of each in turn, so that nobody waits for a long sound of another; the scheduler does not know of them yet.
     pub(super) waiting: VecDeque<Waiting>,
 }
 
@@ -146,7 +146,7 @@ impl EngineThread {
         let runner = &mut self.runner;
         match caught(|| if is_late { Ok(true) } else { senses.encode_next(runner, &mut waiting) }) {
             Ok(Ok(true)) => self.submit(waiting.submitted, waiting.held),
-            Ok(Ok(false)) => senses.waiting.push_front(waiting),
+            Ok(Ok(false)) => senses.waiting.push_back(waiting),
             Ok(Err(error)) => self.refuse(waiting, error),
             Err(why) => self.refuse(waiting, EngineError::Internal(why)),
         }
