@@ -14,6 +14,7 @@ BEYOND_A_SCHEMA = {
     "invalid_schema": "likewise",
     "grammar_too_complex": "likewise",
     "images_not_supported": "whether a model sees is its own",
+    "audio_not_supported": "likewise, whether it hears",
     "embeddings_not_supported": "likewise, whether it makes embeddings",
     "invalid_messages": "the chat template has rules of its own",
 }

@@ -446,6 +446,11 @@ def test_what_is_honoured_true_anyway_or_a_label_is_accepted(server: Server, fie
     assert reply.status == 200, reply.body
 
 
+def test_a_model_of_text_makes_no_transcriptions_of_anything(server: Server) -> None:
+    reply = server.post("/v1/audio/transcriptions", {"file": "x"})
+    assert (reply.status, reply.error["code"]) == (400, "audio_not_supported")
+
+
 def test_nothing_ends_an_answer_before_its_least_number_of_tokens(server: Server) -> None:
     ids = server.complete(max_tokens=8, ignore_eos=True, return_token_ids=True).json["choices"][0]["token_ids"]
     stopped = server.complete(max_tokens=20, ignore_eos=True, stop_token_ids=[ids[0]], return_token_ids=True).json

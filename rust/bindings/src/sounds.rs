@@ -192,7 +192,10 @@ impl Sound {
 
     fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
         match other.cast::<Self>() {
-            Ok(other) => (Arc::ptr_eq(&self.sound, &other.get().sound) || self.sound == other.get().sound).into_py_any(py),
+            Ok(other) => {
+                let (own, other) = (&self.sound, &other.get().sound);
+                (Arc::ptr_eq(own, other) || py.detach(|| own == other)).into_py_any(py)
+            }
             Err(_) => Ok(py.NotImplemented()),
         }
     }

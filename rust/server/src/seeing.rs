@@ -34,22 +34,22 @@ impl Seeing {
         let media = Media::of_clients(root, &config.allowed_media_domains).map_err(|error| StartError(error.0))?;
         Ok(Self { media: Arc::new(media), max_images: config.max_num_images, turns: Arc::new(Semaphore::new(MAX_AT_ONCE)) })
     }
-}
 
-/// Runs `work`, which fetches or decodes, beside the server's thread, once fewer than [`MAX_AT_ONCE`] do.
-pub async fn decode<T: Send + 'static>(
-    app: &App,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let turn = Arc::clone(&app.seeing.turns).acquire_owned().await;
-    let turn = turn.map_err(|_| internal("the server no longer fetches images and sounds".into()))?;
-    let work = move || {
-        // The turn is the work's: it goes on when the client has gone.
-        let _turn = turn;
-        work()
-    };
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?
+    /// Runs `work`, which fetches or decodes, beside the server's thread, once fewer than [`MAX_AT_ONCE`] do.
+    pub async fn decode<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        let turn = turn.map_err(|_| internal("the server no longer fetches images and sounds".into()))?;
+        let work = move || {
+            // The turn is the work's: it goes on when the client has gone.
+            let _turn = turn;
+            work()
+        };
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?
+    }
 }
 
 /// Puts the images and sounds of requests in place.
@@ -70,32 +70,33 @@ pub async fn place(app: &App, mut messages: Vec<Message>) -> Result<Vec<Message>
     }
     let Seeing { media: web, max_images, .. } = &app.seeing;
     let (web, max_images) = (Arc::clone(web), *max_images);
-    decode(app, move || {
-        let (mut of_images, mut of_sounds) = (images::Limits::default(), audio::Limits::default());
-        let mut num_given: usize = messages.iter().map(|message| message.media.len()).sum();
-        media::place(&mut messages, |kind, url| {
-            num_given += 1;
-            if num_given > max_images {
-                return Err(format!(
-                    "a request may have {max_images} images and sounds; the server's --max-num-images allows more"
-                ));
-            }
-            match kind {
-                MediaKind::Image => {
-                    let image = web.image(url, &of_images).map_err(|error| error.0)?;
-                    of_images.max_pixels -= u64::from(image.width()) * u64::from(image.height());
-                    Ok(Given::Image(Arc::new(image)))
+    app.seeing
+        .decode(move || {
+            let (mut of_images, mut of_sounds) = (images::Limits::default(), audio::Limits::default());
+            let mut num_given: usize = messages.iter().map(|message| message.media.len()).sum();
+            media::place(&mut messages, |kind, url| {
+                num_given += 1;
+                if num_given > max_images {
+                    return Err(format!(
+                        "a request may have {max_images} images and sounds; the server's --max-num-images allows more"
+                    ));
                 }
-                MediaKind::Sound => {
-                    let bytes = web.bytes(url, kind, of_sounds.max_bytes).map_err(|error| error.0)?;
-                    let sound = hear(&bytes, &mut of_sounds).map_err(|error| error.to_string())?;
-                    Ok(Given::Sound(Arc::new(sound)))
+                match kind {
+                    MediaKind::Image => {
+                        let image = web.image(url, &of_images).map_err(|error| error.0)?;
+                        of_images.max_pixels -= u64::from(image.width()) * u64::from(image.height());
+                        Ok(Given::Image(Arc::new(image)))
+                    }
+                    MediaKind::Sound => {
+                        let bytes = web.bytes(url, kind, of_sounds.max_bytes).map_err(|error| error.0)?;
+                        let sound = hear(&bytes, &mut of_sounds).map_err(|error| error.to_string())?;
+                        Ok(Given::Sound(Arc::new(sound)))
+                    }
                 }
-            }
-        })?;
-        Ok(messages)
-    })
-    .await
+            })?;
+            Ok(messages)
+        })
+        .await
 }
 
 /// The sound of a file, which counts against what the sounds of a request may still have.
@@ -116,6 +117,24 @@ fn hear(bytes: &[u8], left: &mut audio::Limits) -> Result<Sound, MediaError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn work_that_nobody_waits_for_keeps_its_turn() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let seeing = Seeing::new(&ServerConfig::default()).unwrap();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        runtime.block_on(async {
+            let work = seeing.decode(move || {
+                let _ = ended.recv();
+                Ok(())
+            });
+            assert!(tokio::time::timeout(std::time::Duration::from_millis(20), work).await.is_err());
+            assert_eq!(seeing.turns.available_permits(), MAX_AT_ONCE - 1);
+            drop(end);
+            let turns = seeing.turns.acquire_many(MAX_AT_ONCE as u32);
+            assert!(tokio::time::timeout(std::time::Duration::from_secs(60), turns).await.is_ok());
+        });
+    }
 
     #[test]
     fn sounds_have_so_many_seconds_together() {

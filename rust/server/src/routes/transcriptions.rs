@@ -25,7 +25,6 @@ use crate::{
     auth::Caller,
     errors::{Failure, internal},
     generate::{admit, collect, start_admitted},
-    seeing,
 };
 
 /// Writes down what is said in a sound.
@@ -44,7 +43,7 @@ pub async fn create(
     let mut form = read(whole(&app, body, "invalid_form").await?, boundary).await?;
     let (file, format) = (form.file()?, form.format);
     let admitted = admit(&app, &caller, form.model.as_deref(), 1)?;
-    let sound = seeing::decode(&app, move || {
+    let sound = app.seeing.decode(move || {
         audio::decode(&file, &Limits::default()).map_err(|why| ApiError::value("file", format!("cannot be read: {why}")))
     });
     let generation = form.into_generation(Arc::new(sound.await?));
