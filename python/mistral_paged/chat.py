@@ -95,8 +95,11 @@ def run(options: argparse.Namespace) -> None:
 
 
 def part_of(kind: str, file: Path) -> dict[str, Any]:
-    """The part of a message that an image or a sound is; `ValueError`."""
-    return {"type": kind, kind: RgbImage(file) if kind == "image" else Sound(file)}
+    """The part of a message that an image or a sound is; `ValueError` that names the file."""
+    try:
+        return {"type": kind, kind: RgbImage(file) if kind == "image" else Sound(file)}
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("`source`: ")) from None
 
 
 class Chat:
