@@ -6,7 +6,7 @@ use engine::{GenerationRequest, MAX_CHOICES, Prompt, RenderOptions, ToolOptions}
 use openai::chat::thinking;
 use pyo3::{
     IntoPyObjectExt,
-    exceptions::{PyTypeError, PyValueError},
+    exceptions::PyTypeError,
     prelude::*,
     types::{PyDict, PyString, PyTuple},
 };
@@ -530,7 +530,7 @@ fn placed(prompt: Prompt, suffix: Option<String>, fill_in_middle: bool) -> PyRes
     }
     match (prompt, suffix) {
         (Prompt::Text(before), Some(after)) => Ok((Prompt::Gap { before, after }, None)),
-        _ => Err(PyValueError::new_err("`fill_in_middle` needs a `prompt` that is a str, and a `suffix`")),
+        _ => Err(invalid("`fill_in_middle` needs a `prompt` that is a str, and a `suffix`")),
     }
 }
 
