@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 from goldens import GOLDEN, unpack
 
-from mistral_paged import Architecture, CompletionRequest, CompletionResponse, ModelDType, ResponseLogprob, Runner, Which
+from mistral_paged import (
+    Architecture,
+    ChatCompletionResponse,
+    CompletionRequest,
+    CompletionResponse,
+    ModelDType,
+    ResponseLogprob,
+    Runner,
+    Which,
+)
 from mistral_paged.default_model import default_model
 
 unpack()
@@ -129,10 +138,15 @@ def complete(runner: Runner, prompt: str | Sequence[int], **options: Any) -> Com
     return runner.send_completion_request(CompletionRequest(prompt, "default", **options))
 
 
-def tokens(response: CompletionResponse, choice: int = 0) -> list[ResponseLogprob]:
+def tokens(response: ChatCompletionResponse | CompletionResponse, choice: int = 0) -> list[ResponseLogprob]:
     logprobs = response.choices[choice].logprobs
     assert logprobs is not None
     return logprobs.content
+
+
+def ids(response: ChatCompletionResponse | CompletionResponse) -> list[int]:
+    """Those of an answer that was asked for log probabilities."""
+    return [token.token_id for token in tokens(response)]
 
 
 def generate(runner: Runner, prompt: str | Sequence[int], max_tokens: int, **options: Any) -> list[tuple[int, float]]:

@@ -20,7 +20,7 @@ import numpy
 import openai
 import PIL.Image
 import pytest
-from conftest import GOLDEN, runner_of, wait_until_idle
+from conftest import GOLDEN, ids, runner_of, wait_until_idle
 from test_server import Server, serving
 
 from mistral_paged import (
@@ -82,12 +82,6 @@ def with_images(case: dict[str, Any], images: list[Any]) -> list[dict[str, Any]]
 def ask(messages: Any, runner: Runner | None = None, **options: Any) -> ChatCompletionResponse:
     options = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": True, **options}
     return (runner or seeing()).send_chat_completion_request(ChatCompletionRequest(messages, "default", **options))
-
-
-def ids(response: ChatCompletionResponse) -> list[int]:
-    logprobs = response.choices[0].logprobs
-    assert logprobs is not None
-    return [token.token_id for token in logprobs.content]
 
 
 def about(image: Any, text: str = "describe the image") -> list[dict[str, Any]]:

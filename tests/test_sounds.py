@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 import openai
 import pytest
-from conftest import GOLDEN, runner_of
+from conftest import GOLDEN, ids, runner_of
 from drawn_sounds import RATE, model_of, sound
 from test_server import Server, serving
 
@@ -94,12 +94,6 @@ def about(part: dict[str, Any], text: str = "describe the image") -> list[dict[s
 def ask(messages: Any, runner: Runner | None = None, **options: Any) -> ChatCompletionResponse:
     options = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": True, **options}
     return (runner or hearing()).send_chat_completion_request(ChatCompletionRequest(messages, "default", **options))
-
-
-def ids(response: ChatCompletionResponse) -> list[int]:
-    logprobs = response.choices[0].logprobs
-    assert logprobs is not None
-    return [token.token_id for token in logprobs.content]
 
 
 def data_url(content: bytes) -> str:
