@@ -176,6 +176,11 @@ pub async fn collect(app: &App, mut running: Running) -> Result<Vec<Completion>,
     }
 }
 
+/// The complete answer of a single request.
+pub async fn collect_one(app: &App, running: Running) -> Result<Completion, ApiError> {
+    collect(app, running).await?.into_iter().next().ok_or_else(|| internal("no answer came".into()))
+}
+
 /// The cause when an event ends a choice because a step failed.
 pub fn failure(event: &OutputEvent) -> Option<ApiError> {
     event.failure().map(ApiError::from)

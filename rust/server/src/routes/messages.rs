@@ -23,7 +23,7 @@ use crate::{
     app::App,
     auth::Caller,
     errors::{Failure, anthropic_body, internal},
-    generate::{collect, start},
+    generate::{collect_one, start},
     streaming::{Frames, named, respond},
 };
 
@@ -54,7 +54,7 @@ pub async fn create(
         };
         return Ok(respond(&app, running, frames));
     }
-    let completion = collect(&app, running).await?.into_iter().next().ok_or_else(|| internal("no answer came".into()))?;
+    let completion = collect_one(&app, running).await?;
     let choice = completion.choices.first().ok_or_else(|| internal("no answer came".into()))?;
     Ok(Json(complete(&envelope.id, &envelope.model, choice, &completion.usage, max_tokens)).into_response())
 }

@@ -24,7 +24,7 @@ use crate::{
     app::App,
     auth::Caller,
     errors::{Failure, internal},
-    generate::{collect, start},
+    generate::{collect_one, start},
     seeing,
     streaming::{Frames, named, respond},
 };
@@ -140,7 +140,7 @@ pub async fn create(
         let frames = ResponseFrames { making, sequence, has_begun, answer, num_items, open, reason: FinishReason::Canceled };
         return Ok(respond(&app, running, frames));
     }
-    let completion = collect(&app, running).await?.into_iter().next().ok_or_else(|| internal("no answer came".into()))?;
+    let completion = collect_one(&app, running).await?;
     let choice = completion.choices.into_iter().next().ok_or_else(|| internal("no answer came".into()))?;
     let answer = Answer {
         reasoning: choice.reasoning.unwrap_or_default(),

@@ -23,8 +23,8 @@ use super::whole;
 use crate::{
     app::App,
     auth::Caller,
-    errors::{Failure, internal},
-    generate::{admit, collect, start_admitted},
+    errors::Failure,
+    generate::{admit, collect_one, start_admitted},
 };
 
 /// Writes down what is said in a sound.
@@ -47,8 +47,7 @@ pub async fn create(
         audio::decode(&file, &Limits::default()).map_err(|why| ApiError::value("file", format!("cannot be read: {why}")))
     });
     let generation = form.into_generation(Arc::new(sound.await?));
-    let completion = collect(&app, start_admitted(&app, &caller, generation, admitted).await?).await?.pop();
-    let completion = completion.ok_or_else(|| internal("a request ended without an answer".into()))?;
+    let completion = collect_one(&app, start_admitted(&app, &caller, generation, admitted).await?).await?;
     let text = completion.choices.first().map(|choice| choice.text.trim()).unwrap_or_default();
     Ok(match format {
         TranscriptionFormat::Text => format!("{text}\n").into_response(),
