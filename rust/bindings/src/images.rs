@@ -1,23 +1,20 @@
 //! Images from Python: pixels, files, and addresses.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
-use engine::{
-    EngineError,
-    images::{self, Limits, decode},
-};
+use engine::images::{self, Limits, decode};
 use pyo3::{
     IntoPyObjectExt,
     exceptions::PyTypeError,
     prelude::*,
-    types::{PyByteArray, PyBytes, PyString, PyType},
+    types::{PyBytes, PyType},
 };
-use server::media::{Media, MediaError, read_file};
+use server::media::{Media, MediaError};
 
 use crate::{
-    arguments::{Integer, Text, named, text, within},
-    detach::enter_long,
+    arguments::{Integer, Text, text, within},
     exceptions::invalid,
+    source::{self, Readable},
 };
 
 /// An image as models get it: `[height, width, 3]` values of 8 bits, red first, the top row first.
@@ -36,53 +33,20 @@ pub struct RgbImage {
 }
 
 /// What an image is made of.
-pub enum Source {
-    Url(String),
-    Path(PathBuf),
-    File(Vec<u8>),
-    Pixels { width: u32, height: u32, pixels: Vec<u8> },
-    Image(Arc<images::RgbImage>),
-}
+pub type Source = source::Source<images::RgbImage>;
 
-/// Work that takes a while, in the terms of [`enter_long`].
-pub const LONG: usize = usize::MAX;
-
-impl Source {
-    /// Reads, fetches and decodes without holding the interpreter; `place` is what errors name.
-    pub fn image(self, py: Python<'_>, place: &str, media: &Arc<Media>) -> PyResult<Arc<images::RgbImage>> {
-        if let Self::Image(image) = self {
-            return Ok(image);
-        }
-        let (place, media) = (place.to_owned(), Arc::clone(media));
-        let long = match &self {
-            Self::File(bytes) => bytes.len(),
-            Self::Url(_) | Self::Path(_) => LONG,
-            Self::Pixels { .. } | Self::Image(_) => 0,
-        };
-        enter_long(py, long, move || {
-            let refused = |why: &dyn std::fmt::Display| EngineError::InvalidArgument(format!("`{place}`: {why}"));
-            let limits = Limits::default();
-            let image = match self {
-                Self::Url(url) => media.image(&url, &limits).map_err(|why| refused(&why))?,
-                Self::Path(path) => {
-                    let bytes = read_file(&path, limits.max_bytes).map_err(|why| refused(&why))?;
-                    decode(&bytes, &limits).map_err(|why| refused(&format!("{}: {why}", path.display())))?
-                }
-                Self::File(bytes) => decode(&bytes, &limits).map_err(|why| refused(&why))?,
-                Self::Pixels { width, height, pixels } => {
-                    images::RgbImage::new(width, height, pixels).map_err(|why| refused(&why))?
-                }
-                Self::Image(image) => return Ok(image),
-            };
-            Ok(Arc::new(image))
-        })
+impl Readable for images::RgbImage {
+    fn max_bytes() -> usize {
+        Limits::default().max_bytes
     }
-}
 
-/// Whether a text is a URL, and no path.
-pub fn has_scheme(text: &str) -> bool {
-    let begins = |scheme: &&str| text.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme));
-    ["data:", "file:", "http:", "https:"].iter().any(begins)
+    fn decode(bytes: &[u8]) -> Result<Self, String> {
+        decode(bytes, &Limits::default()).map_err(|why| why.to_string())
+    }
+
+    fn fetch(media: &Media, url: &str) -> Result<Self, String> {
+        media.image(url, &Limits::default()).map_err(|why| why.to_string())
+    }
 }
 
 /// The pixels of an image at most, as for files.
@@ -98,31 +62,16 @@ fn check_pixels(place: &str, width: u64, height: u64) -> PyResult<(u32, u32)> {
 /// What `object` is; errors name it as `place`.
 pub fn source(place: &str, object: &Bound<'_, PyAny>) -> PyResult<Source> {
     if let Ok(image) = object.cast::<RgbImage>() {
-        return Ok(Source::Image(Arc::clone(&image.get().image)));
+        return Ok(Source::Whole(Arc::clone(&image.get().image)));
     }
-    if object.is_instance_of::<PyString>() {
-        let Text(text) = named(place, object)?;
-        return Ok(if has_scheme(&text) { Source::Url(text) } else { Source::Path(text.into()) });
-    }
-    if let Ok(bytes) = object.cast::<PyBytes>() {
-        return Ok(Source::File(bytes.as_bytes().to_vec()));
-    }
-    if let Ok(bytes) = object.cast::<PyByteArray>() {
-        return Ok(Source::File(bytes.to_vec()));
-    }
-    if object.hasattr("__fspath__")? {
-        let path = object.py().import("os")?.call_method1("fspath", (object,))?;
-        let Text(path) = named(place, &path)?;
-        return Ok(Source::Path(path.into()));
+    if let Some(source) = source::of_file(place, object)? {
+        return Ok(source);
     }
     if object.hasattr("getexif")? && object.hasattr("convert")? {
         return pillow(place, object);
     }
     if object.hasattr("__array_interface__")? && object.hasattr("dtype")? {
         return array(place, object);
-    }
-    if object.get_type().name()? == "memoryview" {
-        return source(place, &object.call_method0("tobytes")?);
     }
     let kind = object.get_type().name()?;
     Err(PyTypeError::new_err(format!(
@@ -138,7 +87,7 @@ fn pillow(place: &str, image: &Bound<'_, PyAny>) -> PyResult<Source> {
     let rgb = upright.call_method1("convert", ("RGB",))?;
     let (width, height): (u32, u32) = rgb.getattr("size")?.extract()?;
     let pixels = rgb.call_method0("tobytes")?.cast::<PyBytes>()?.as_bytes().to_vec();
-    Ok(Source::Pixels { width, height, pixels })
+    Ok(of_pixels(width, height, pixels))
 }
 
 /// An array of numpy, or one that is like it.
@@ -163,7 +112,11 @@ fn array(place: &str, array: &Bound<'_, PyAny>) -> PyResult<Source> {
         4 => values.chunks_exact(4).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect(),
         _ => values.to_vec(),
     };
-    Ok(Source::Pixels { width, height, pixels })
+    Ok(of_pixels(width, height, pixels))
+}
+
+fn of_pixels(width: u32, height: u32, pixels: Vec<u8>) -> Source {
+    Source::Values(Box::new(move || images::RgbImage::new(width, height, pixels).map_err(|why| why.to_string())))
 }
 
 /// What may be fetched for a caller; `domains` is `allowed_media_domains`.
@@ -182,7 +135,7 @@ impl RgbImage {
         #[pyo3(from_py_with = text::allowed_media_domains)] allowed_media_domains: Option<Vec<Text>>,
     ) -> PyResult<Self> {
         let media = media(allowed_media_domains.as_deref())?;
-        Ok(Self { image: self::source("source", source)?.image(source.py(), "source", &media)? })
+        Ok(Self { image: self::source("source", source)?.read(source.py(), "source", &media)? })
     }
 
     /// An image of `[height, width, 3]` values as bytes.

@@ -36,6 +36,7 @@ mod serve;
 mod service;
 mod simulate;
 mod sounds;
+mod source;
 mod stats;
 mod streaming;
 mod warnings;

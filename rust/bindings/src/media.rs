@@ -47,8 +47,8 @@ pub fn take<'py>(
                 continue;
             };
             let one = match source {
-                Source::Image(source) => Media::Image(source.image(py, &place, media)?),
-                Source::Sound(source) => Media::Sound(source.sound(py, &place, media)?),
+                Source::Image(source) => Media::Image(source.read(py, &place, media)?),
+                Source::Sound(source) => Media::Sound(source.read(py, &place, media)?),
             };
             let placed = PyDict::new(py);
             placed.set_item("type", one.kind().part_type())?;

@@ -1,24 +1,21 @@
 //! Sounds from Python: samples, files, and addresses.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
-use engine::{
-    EngineError,
-    audio::{self, Limits, RATES, decode},
-};
+use engine::audio::{self, Limits, RATES, decode};
 use pyo3::{
     IntoPyObjectExt,
     exceptions::PyTypeError,
     prelude::*,
-    types::{PyByteArray, PyBytes, PyString, PyType},
+    types::{PyBytes, PyType},
 };
-use server::media::{Media, read_file};
+use server::media::Media;
 
 use crate::{
-    arguments::{Integer, Text, named, text, within},
-    detach::enter_long,
+    arguments::{Integer, Text, text, within},
     exceptions::invalid,
-    images::{LONG, has_scheme, media},
+    images::media,
+    source::{self, Readable},
 };
 
 /// A sound of one channel, as models get it before they bring it to their own rate.
@@ -37,41 +34,19 @@ pub struct Sound {
 }
 
 /// What a sound is made of.
-pub enum Source {
-    Url(String),
-    Path(PathBuf),
-    File(Vec<u8>),
-    Samples(u32, Vec<f32>),
-    Sound(Arc<audio::Sound>),
-}
+pub type Source = source::Source<audio::Sound>;
 
-impl Source {
-    /// Reads, fetches and decodes without holding the interpreter; `place` is what errors name.
-    pub fn sound(self, py: Python<'_>, place: &str, media: &Arc<Media>) -> PyResult<Arc<audio::Sound>> {
-        if let Self::Sound(sound) = self {
-            return Ok(sound);
-        }
-        let (place, media) = (place.to_owned(), Arc::clone(media));
-        let long = match &self {
-            Self::File(bytes) => bytes.len(),
-            Self::Url(_) | Self::Path(_) => LONG,
-            Self::Samples(..) | Self::Sound(_) => 0,
-        };
-        enter_long(py, long, move || {
-            let refused = |why: &dyn std::fmt::Display| EngineError::InvalidArgument(format!("`{place}`: {why}"));
-            let limits = Limits::default();
-            let sound = match self {
-                Self::Url(url) => media.sound(&url, &limits).map_err(|why| refused(&why))?,
-                Self::Path(path) => {
-                    let bytes = read_file(&path, limits.max_bytes).map_err(|why| refused(&why))?;
-                    decode(&bytes, &limits).map_err(|why| refused(&format!("{}: {why}", path.display())))?
-                }
-                Self::File(bytes) => decode(&bytes, &limits).map_err(|why| refused(&why))?,
-                Self::Samples(rate, samples) => audio::Sound::new(rate, samples).map_err(|why| refused(&why))?,
-                Self::Sound(sound) => return Ok(sound),
-            };
-            Ok(Arc::new(sound))
-        })
+impl Readable for audio::Sound {
+    fn max_bytes() -> usize {
+        Limits::default().max_bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, String> {
+        decode(bytes, &Limits::default()).map_err(|why| why.to_string())
+    }
+
+    fn fetch(media: &Media, url: &str) -> Result<Self, String> {
+        media.sound(url, &Limits::default()).map_err(|why| why.to_string())
     }
 }
 
@@ -84,25 +59,10 @@ pub fn source(place: &str, object: &Bound<'_, PyAny>, rate: Option<&Bound<'_, Py
         return Err(invalid(format!("`{place}` stands beside a 'rate', which is that of an array: leave it out")));
     }
     if let Ok(sound) = object.cast::<Sound>() {
-        return Ok(Source::Sound(Arc::clone(&sound.get().sound)));
+        return Ok(Source::Whole(Arc::clone(&sound.get().sound)));
     }
-    if object.is_instance_of::<PyString>() {
-        let Text(text) = named(place, object)?;
-        return Ok(if has_scheme(&text) { Source::Url(text) } else { Source::Path(text.into()) });
-    }
-    if let Ok(bytes) = object.cast::<PyBytes>() {
-        return Ok(Source::File(bytes.as_bytes().to_vec()));
-    }
-    if let Ok(bytes) = object.cast::<PyByteArray>() {
-        return Ok(Source::File(bytes.to_vec()));
-    }
-    if object.hasattr("__fspath__")? {
-        let path = object.py().import("os")?.call_method1("fspath", (object,))?;
-        let Text(path) = named(place, &path)?;
-        return Ok(Source::Path(path.into()));
-    }
-    if object.get_type().name()? == "memoryview" {
-        return source(place, &object.call_method0("tobytes")?, None);
+    if let Some(source) = source::of_file(place, object)? {
+        return Ok(source);
     }
     let kind = object.get_type().name()?;
     Err(PyTypeError::new_err(format!("`{place}` must be a numpy array, a path, a URL or the bytes of a file, got {kind}")))
@@ -123,7 +83,8 @@ fn array(place: &str, array: &Bound<'_, PyAny>, rate: Option<&Bound<'_, PyAny>>)
         return Err(invalid(format!("`{place}` is an array of {dtype}; it must be float32, from -1 to 1")));
     }
     let values = array.call_method1("astype", ("<f4",))?.call_method0("tobytes")?;
-    Ok(Source::Samples(rate, samples(values.cast::<PyBytes>()?.as_bytes())))
+    let samples = samples(values.cast::<PyBytes>()?.as_bytes());
+    Ok(Source::Values(Box::new(move || audio::Sound::new(rate, samples).map_err(|why| why.to_string()))))
 }
 
 /// Whether a sound may have so many samples, `rate` a second.
@@ -152,7 +113,7 @@ impl Sound {
         #[pyo3(from_py_with = text::allowed_media_domains)] allowed_media_domains: Option<Vec<Text>>,
     ) -> PyResult<Self> {
         let media = media(allowed_media_domains.as_deref())?;
-        Ok(Self { sound: self::source("source", source, rate.as_ref())?.sound(source.py(), "source", &media)? })
+        Ok(Self { sound: self::source("source", source, rate.as_ref())?.read(source.py(), "source", &media)? })
     }
 
     /// A sound of samples as the bytes of float32, the lowest byte first.
