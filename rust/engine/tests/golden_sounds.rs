@@ -5,6 +5,8 @@
 mod common;
 #[path = "common/drawn.rs"]
 mod drawn;
+#[path = "common/media.rs"]
+mod media;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -18,6 +20,7 @@ use engine::{
     ModelSource, SamplingParams, audio::Sound, images::RgbImage,
 };
 use kernel_tests::{EmulatedDriver, Order};
+use media::{bits, config, edited, run};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -62,13 +65,6 @@ fn sound(name: &str, len: usize) -> Media {
     Media::Sound(Arc::new(Sound::new(16_000, drawn::sound(name, len)).unwrap()))
 }
 
-fn config() -> EngineConfig {
-    let mut config = EngineConfig { dtype: ModelDType::F32, media: Some(MediaOptions::default()), ..EngineConfig::default() };
-    config.cpu.num_threads = Some(2);
-    config.paged_attention.mem_gpu = Some(engine::MemoryGpuConfig::ContextSize(2000));
-    config
-}
-
 fn source(name: &str) -> ModelSource {
     ModelSource::HuggingFace { path: dir(name), tokenizer_json: None }
 }
@@ -93,17 +89,6 @@ fn request(case: &Case) -> GenerationRequest {
 fn about(media: Media, parts: Vec<Value>) -> GenerationRequest {
     let message = Message { media: vec![media], ..Message::new("user", MessageContent::Parts(parts)) };
     GenerationRequest::chat(vec![message], greedy(4))
-}
-
-fn run(engine: &Engine, request: GenerationRequest) -> (Vec<u32>, Completion) {
-    let stream = engine.submit(request).unwrap();
-    let prompt = stream.prompt_token_ids().to_vec();
-    (prompt, stream.wait().unwrap())
-}
-
-/// The answers' bits: ids and log probabilities.
-fn bits(completion: &Completion) -> Vec<(u32, Option<u32>)> {
-    completion.choices[0].logprobs.iter().flatten().map(|token| (token.token_id, token.logprob.map(f32::to_bits))).collect()
 }
 
 /// How far the likeliest first tokens are from the golden's.
@@ -237,7 +222,7 @@ fn another_sound_of_the_same_length_is_another_one() {
 
 #[test]
 fn a_template_of_texts_has_a_place_before_the_text() {
-    let copy = edited("voxtral", "chat_template.jinja", "<s>", "<s>");
+    let copy = edited(&dir("voxtral"), "chat_template.jinja", "<s>", "<s>");
     std::fs::write(
         copy.path().join("chat_template.jinja"),
         "<s>{% for m in messages %}[INST]{{ m['content'] }}[/INST]{% endfor %}",
@@ -256,7 +241,7 @@ fn a_template_of_texts_has_a_place_before_the_text() {
 fn a_folder_without_a_template_has_that_of_its_family() {
     for (family, has_template) in [("voxtral", true), ("llava", false)] {
         let from = "\"model_type\":\"voxtral\"";
-        let copy = edited("voxtral", "config.json", from, &from.replace("voxtral", family));
+        let copy = edited(&dir("voxtral"), "config.json", from, &from.replace("voxtral", family));
         std::fs::remove_file(copy.path().join("chat_template.jinja")).unwrap();
         std::fs::write(copy.path().join("tekken.json"), "").unwrap();
         let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
@@ -293,20 +278,6 @@ fn what_cannot_be_heard_is_refused_by_name() {
     assert!(error.contains("max_edge"), "{error}");
 }
 
-/// A copy of a model's folder in which a file's text is another.
-fn edited(name: &str, file: &str, from: &str, to: &str) -> tempfile::TempDir {
-    let copy = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(dir(name)).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
-    }
-    let path = copy.path().join(file);
-    let text = std::fs::read_to_string(&path).unwrap();
-    assert!(text.contains(from), "{file} of {name} has no {from:?}");
-    std::fs::write(path, text.replace(from, to)).unwrap();
-    copy
-}
-
 #[test]
 fn a_configuration_that_makes_no_sense_is_refused_by_its_key() {
     let refused = [
@@ -326,7 +297,7 @@ fn a_configuration_that_makes_no_sense_is_refused_by_its_key() {
         ("preprocessor_config.json", "\"hop_length\": 160", "\"hop_length\": 320", "twice the positions"),
     ];
     for (file, from, to, part) in refused {
-        let copy = edited("voxtral", file, from, to);
+        let copy = edited(&dir("voxtral"), file, from, to);
         let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
         let error = Engine::load(&source, &config(), &|_| {}).err().unwrap().to_string();
         assert!(error.contains(part), "{error}");

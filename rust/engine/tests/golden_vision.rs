@@ -5,6 +5,8 @@
 mod common;
 #[path = "common/drawn.rs"]
 mod drawn;
+#[path = "common/media.rs"]
+mod media;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -14,11 +16,11 @@ use device::{
     cuda::{CudaBackend, CudaOptions, Driver},
 };
 use engine::{
-    Completion, Engine, EngineConfig, GenerationRequest, MediaOptions, Message, MessageContent, ModelDType, ModelSource,
-    SamplingParams,
+    Engine, EngineConfig, GenerationRequest, MediaOptions, Message, MessageContent, ModelDType, ModelSource, SamplingParams,
     images::{Limits, RgbImage, decode},
 };
 use kernel_tests::{EmulatedDriver, Order};
+use media::{bits, config, edited, run};
 use serde::Deserialize;
 
 const MODELS: [&str; 20] = [
@@ -81,13 +83,6 @@ fn image(name: &str, file: &str) -> Arc<RgbImage> {
     Arc::new(decode(&std::fs::read(dir(name).join(file)).unwrap(), &Limits::default()).unwrap())
 }
 
-fn config() -> EngineConfig {
-    let mut config = EngineConfig { dtype: ModelDType::F32, media: Some(MediaOptions::default()), ..EngineConfig::default() };
-    config.cpu.num_threads = Some(2);
-    config.paged_attention.mem_gpu = Some(engine::MemoryGpuConfig::ContextSize(2000));
-    config
-}
-
 fn source(name: &str) -> ModelSource {
     ModelSource::HuggingFace { path: dir(name), tokenizer_json: None }
 }
@@ -107,17 +102,6 @@ fn request(name: &str, case: &Case) -> GenerationRequest {
     let mut request = GenerationRequest::chat(case.messages.iter().map(message).collect(), sampling);
     request.return_token_ids = true;
     request
-}
-
-fn run(engine: &Engine, request: GenerationRequest) -> (Vec<u32>, Completion) {
-    let stream = engine.submit(request).unwrap();
-    let prompt = stream.prompt_token_ids().to_vec();
-    (prompt, stream.wait().unwrap())
-}
-
-/// The answers' bits: ids and log probabilities.
-fn bits(completion: &Completion) -> Vec<(u32, Option<u32>)> {
-    completion.choices[0].logprobs.iter().flatten().map(|token| (token.token_id, token.logprob.map(f32::to_bits))).collect()
 }
 
 #[test]
@@ -189,7 +173,7 @@ fn see_on_a_gpu(models: &[&str]) {
 #[test]
 fn a_configuration_may_have_the_language_model_s_keys_beside_the_encoder_s() {
     // As Qwen2-VL lies on the hub.
-    let folder = edited("qwen2_vl", "config.json", "{", "{");
+    let folder = edited(&dir("qwen2_vl"), "config.json", "{", "{");
     let path = folder.path().join("config.json");
     let mut keys: serde_json::Map<_, _> = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let serde_json::Value::Object(mut text) = keys.remove("text_config").unwrap() else { panic!("an object") };
@@ -204,7 +188,7 @@ fn a_configuration_may_have_the_language_model_s_keys_beside_the_encoder_s() {
 
 /// Gemma 3's folder with a processor that cuts long images.
 fn gemma3_with_crops() -> tempfile::TempDir {
-    let copy = edited("gemma3_vision", "config.json", "{", "{");
+    let copy = edited(&dir("gemma3_vision"), "config.json", "{", "{");
     std::fs::copy(dir("gemma3_pan_and_scan").join("processor_config.json"), copy.path().join("processor_config.json")).unwrap();
     copy
 }
@@ -460,26 +444,12 @@ fn what_cannot_be_seen_is_refused_by_name() {
     assert!(error.contains("preprocessor_config.json"), "{error}");
 }
 
-/// A copy of a model's folder in which a file's text is another.
-fn edited(name: &str, file: &str, from: &str, to: &str) -> tempfile::TempDir {
-    let copy = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(dir(name)).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
-    }
-    let path = copy.path().join(file);
-    let text = std::fs::read_to_string(&path).unwrap();
-    assert!(text.contains(from), "{file} of {name} has no {from:?}");
-    std::fs::write(path, text.replace(from, to)).unwrap();
-    copy
-}
-
 #[test]
 fn a_processor_that_does_not_go_with_its_encoder_is_refused() {
     let load = |copy: &tempfile::TempDir| {
         Engine::load(&ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None }, &config(), &|_| {})
     };
-    let smaller = edited("llava", "processor_config.json", "42", "28");
+    let smaller = edited(&dir("llava"), "processor_config.json", "42", "28");
     let error = load(&smaller).unwrap().submit(turn(&[image("llava", "image0.png")], &[])).err().unwrap().to_string();
     assert!(error.contains("tiles of 28 x 28 pixels, and its encoder takes 3 x 3 patches of 14"), "{error}");
     let refused = [
@@ -505,7 +475,7 @@ fn a_processor_that_does_not_go_with_its_encoder_is_refused() {
         ("qwen3_vl", "config.json", "\"model_type\": \"qwen3_vl\"", "\"model_type\": \"qwen9_vl\"", "those of llava"),
     ];
     for (name, file, from, to, part) in refused {
-        let error = load(&edited(name, file, from, to)).err().unwrap().to_string();
+        let error = load(&edited(&dir(name), file, from, to)).err().unwrap().to_string();
         assert!(error.contains(part), "{name}: {error}");
     }
 }
