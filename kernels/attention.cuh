@@ -167,6 +167,29 @@ __device__ __forceinline__ void online_softmax_update(float (&scores)[EIGHTS][4]
     }
 }
 
+// Of warps that have the same vectors and share the columns: leaves what this one multiplied, and adds what all have left, in one
+// order. `exchanged` has EIGHTS * 32 for each of the SHARES.
+template <int EIGHTS>
+__device__ __forceinline__ void leave_scores(float4* exchanged, unsigned share, const float (&scores)[EIGHTS][4]) {
+#pragma unroll
+    for (int n = 0; n < EIGHTS; n++) {
+        exchanged[(share * EIGHTS + n) * 32 + threadIdx.x % 32] = make_float4(scores[n][0], scores[n][1], scores[n][2], scores[n][3]);
+    }
+}
+template <int SHARES, int EIGHTS>
+__device__ __forceinline__ void add_scores(const float4* exchanged, float (&scores)[EIGHTS][4]) {
+#pragma unroll
+    for (int n = 0; n < EIGHTS; n++) {
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int of = 0; of < SHARES; of++) {
+            const float4 x = exchanged[(of * EIGHTS + n) * 32 + threadIdx.x % 32];
+            sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+        }
+        scores[n][0] = sum.x, scores[n][1] = sum.y, scores[n][2] = sum.z, scores[n][3] = sum.w;
+    }
+}
+
 // 16 query vectors of one warp, and what they have seen. Of wide heads, SHARES warps have the same vectors and share the
 // columns: each multiplies its columns of queries and keys, and sums its columns of the values.
 template <class T, int D, int KEYS, int SHARES = 1>

@@ -89,7 +89,7 @@ template <class T, int D, int GROUPS>
 __device__ void attend(const AttentionArgs& args, const AttentionWork work, uint32_t kv_head) {
     using Wide = ::Wide<T, D, GROUPS>;
     SHARED_MEMORY(shared);
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / SHARES, share = warp % SHARES;
+    const unsigned warp = threadIdx.x / 32, group = warp / SHARES, share = warp % SHARES;
     LookAheadCopier<T, D, Wide::THREADS> copier(args, work, kv_head);
     copier.look_up(work.key_begin);
     wait_for_inputs();
@@ -118,23 +118,11 @@ __device__ void attend(const AttentionArgs& args, const AttentionWork work, uint
         float scores[KEYS / 8][4];
         if (is_busy) {
             rows.score(tile, scores);
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) {
-                exchanged[(share * (KEYS / 8) + n) * 32 + lane] = make_float4(scores[n][0], scores[n][1], scores[n][2], scores[n][3]);
-            }
+            leave_scores(exchanged, share, scores);
         }
         __syncthreads();
         if (is_busy) {
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) {
-                float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-                for (int of = 0; of < SHARES; of++) {
-                    const float4 x = exchanged[(of * (KEYS / 8) + n) * 32 + lane];
-                    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-                }
-                scores[n][0] = sum.x, scores[n][1] = sum.y, scores[n][2] = sum.z, scores[n][3] = sum.w;
-            }
+            add_scores<SHARES>(exchanged, scores);
             rows.add(tile, int(at), int(work.key_end), scores);
         }
         stage ^= 1;

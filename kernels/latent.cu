@@ -132,29 +132,19 @@ struct LatentRows {
                 multiply_tiles<T>(scores[keys / 8 + 1], queries[step], k[2], k[3]);
             }
         }
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) {
-            exchanged[(quarter * (KEYS / 8) + n) * 32 + lane] = make_float4(scores[n][0], scores[n][1], scores[n][2], scores[n][3]);
-        }
+        leave_scores(exchanged, quarter, scores);
     }
 
     // All that a tile adds, once the quarters have exchanged their scores.
     __device__ __forceinline__ void see(const unsigned char* tile, const float4* exchanged, int first) {
         const unsigned lane = threadIdx.x % 32;
         float scores[KEYS / 8][4];
+        add_scores<int(QUARTERS)>(exchanged, scores);
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++) {
-            float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-            for (unsigned of = 0; of < QUARTERS; of++) {
-                const float4 x = exchanged[(of * (KEYS / 8) + n) * 32 + lane];
-                sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-            }
             const int key = first + 8 * n + int(lane % 4 * 2);
-            scores[n][0] = key <= last[0] ? sum.x * scale : NO_SCORE;
-            scores[n][1] = key + 1 <= last[0] ? sum.y * scale : NO_SCORE;
-            scores[n][2] = key <= last[1] ? sum.z * scale : NO_SCORE;
-            scores[n][3] = key + 1 <= last[1] ? sum.w * scale : NO_SCORE;
+#pragma unroll
+            for (int i = 0; i < 4; i++) scores[n][i] = key + i % 2 <= last[i / 2] ? scores[n][i] * scale : NO_SCORE;
         }
         online_softmax_update(scores, sums, largest, total);
         const unsigned char* own = tile + (lane % 16) * ROW_BYTES + (ROPE + quarter * (TILES * 8)) * 2 + lane / 16 * 16;
