@@ -339,13 +339,24 @@ impl Reader<'_, '_> {
             MediaProcessor::Images(_) => ["image_token_index", "image_token_id"],
             MediaProcessor::Sounds(_) => ["audio_token_index", "audio_token_id"],
         };
-        Ok(MediaConfig {
+        Ok(self.config_of_token(architecture, tower, projector, self.token(token)?))
+    }
+
+    /// The same with a token that stands for images or sounds.
+    fn config_of_token(
+        &self,
+        architecture: &'static str,
+        tower: TowerConfig,
+        projector: ProjectorConfig,
+        token_id: u32,
+    ) -> MediaConfig {
+        MediaConfig {
             architecture,
             tower,
             projector,
             arrangement: Arrangement::Tiles,
             placeholder: Placeholder::Repeated,
-            token_id: self.token(token)?,
+            token_id,
             sees_spans: false,
             spans_in_windows: false,
             resampler: None,
@@ -353,7 +364,7 @@ impl Reader<'_, '_> {
             places: PLACES,
             has_own_file: false,
             processor: self.processor.clone(),
-        })
+        }
     }
 
     /// Two matrices with an activation between them.

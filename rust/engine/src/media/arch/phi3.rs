@@ -5,7 +5,7 @@ use device::Activation;
 use super::Reader;
 use crate::{
     EngineError,
-    media::config::{Arrangement, MediaConfig, Placeholder, Places, ProjectorConfig, ProjectorLayer, Regroup, TowerConfig},
+    media::config::{Arrangement, MediaConfig, Places, ProjectorConfig, ProjectorLayer, Regroup, TowerConfig},
     model::fields::{Fields, HfFields},
 };
 
@@ -47,19 +47,7 @@ pub(super) fn phi3_v(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError
     if token >= reader.decoder.vocab_size {
         return Err(reader.whole.error("vocab_size", format!("is not over {token}, the id of the image token")));
     }
-    Ok(MediaConfig {
-        architecture: "phi3_v",
-        projector: ProjectorConfig { norm: None, regroup: Regroup::Squares(2), late_norm: None, layers },
-        tower,
-        arrangement: Arrangement::Separated { whole_last },
-        placeholder: Placeholder::Repeated,
-        token_id: token as u32,
-        sees_spans: false,
-        spans_in_windows: false,
-        resampler: None,
-        deep: Vec::new(),
-        places: PLACES,
-        has_own_file: false,
-        processor: reader.processor.clone(),
-    })
+    let projector = ProjectorConfig { norm: None, regroup: Regroup::Squares(2), late_norm: None, layers };
+    let config = reader.config_of_token("phi3_v", tower, projector, token as u32);
+    Ok(MediaConfig { arrangement: Arrangement::Separated { whole_last }, places: PLACES, ..config })
 }
