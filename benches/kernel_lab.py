@@ -35,6 +35,8 @@ MAX_TURNS = 32
 ROUNDS = 9
 MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
 MAX_THREADS = 0
 """CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK."""
 MAX_PIECES, MIN_STAGES, PANEL_FEATURES, MANY_PANELS = 2 * 132, 4, 64, 1024
@@ -56,8 +58,27 @@ class LabError(Exception):
     """What is asked for cannot be tried."""
 
 
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute, with a whole number for its value."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
 class Module:
-    """A file of kernels, compiled and loaded."""
+    """A file of kernels, compiled and loaded. As in the package, a kernel begins while the one before it ends."""
 
     def __init__(self, driver: Any, cubin: bytes) -> None:
         self.driver = driver
@@ -70,13 +91,14 @@ class Module:
         check(self.driver.cuModuleGetFunction(ctypes.byref(function), self.module, found), f"finding {name}")
         threads = ctypes.c_int()
         check(self.driver.cuFuncGetAttribute(ctypes.byref(threads), MAX_THREADS, function), f"asking {name}")
+        overlaps = LaunchAttribute(PROGRAMMATIC_STREAM_SERIALIZATION, b"", 1)
         shared = self.number(f"{name}_shared_bytes")
         check(self.driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared), f"giving {name} shared memory")
 
         def launch(grid: tuple[int, int], args: bytes, stream: int) -> None:
             params = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.c_char_p(args), ctypes.c_void_p))
-            block = (threads.value, 1, 1)
-            status = self.driver.cuLaunchKernel(function, *grid, 1, *block, shared, ctypes.c_void_p(stream), params, None)
+            config = LaunchConfig((*grid, 1), (threads.value, 1, 1), shared, stream, ctypes.pointer(overlaps), 1)
+            status = self.driver.cuLaunchKernelEx(ctypes.byref(config), function, params, None)
             check(status, f"starting {name}")
 
         return launch
