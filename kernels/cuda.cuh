@@ -175,7 +175,16 @@ MULTIPLY_TILES(f16, "f16")
 MULTIPLY_TILES(bf16, "bf16")
 #undef MULTIPLY_TILES
 
-// A value that another CTA wrote before it fenced, past the L1 cache.
+// Counts one up, and says how many there were. Who comes later sees all that this thread wrote before, and all that others of its
+// CTA wrote before a barrier with it: releases and acquires are cumulative (PTX ISA, memory consistency model). So one thread
+// waits for memory, and not all of them.
+__device__ __forceinline__ uint32_t arrive(uint32_t* count) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(__cvta_generic_to_global(count)) : "memory");
+    return before;
+}
+
+// A value that another CTA wrote before it arrived, past the L1 cache.
 template <class T>
 __device__ __forceinline__ T load_of_other_cta(const T* at) {
     return __ldcg(at);
@@ -227,15 +236,13 @@ __device__ __forceinline__ const Target& target_of_cta(const Target (&targets)[3
     return targets[(blockIdx.x >= second) + (blockIdx.x >= third)];
 }
 
-// Whether this CTA is the last one to come, behind so many others; it then sees what they wrote before. `arrivals` counts them: 0
-// before the first, and again after the last. `arrived` is memory of the CTA for a number.
+// Whether this CTA is the last one to come, behind so many others; it then sees what they wrote before, by `load_of_other_cta`.
+// `arrivals` counts them: 0 before the first, and again after the last. `arrived` is memory of the CTA for a number.
 __device__ __forceinline__ bool is_last_to_arrive(uint32_t* arrivals, uint32_t others, uint32_t* arrived) {
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) *arrived = atomicAdd(arrivals, 1u);
+    if (threadIdx.x == 0) *arrived = arrive(arrivals);
     __syncthreads();
     if (*arrived != others) return false;
-    __threadfence();
     if (threadIdx.x == 0) *arrivals = 0;
     return true;
 }

@@ -9,16 +9,19 @@
 #define __global__
 #define __forceinline__ inline
 
-#define KERNEL(NAME, ARGS, THREADS, SHARED_BYTES)                                                                        \
+#define DEFINE_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, CTAS, WAIT)                                                     \
     static_assert((SHARED_BYTES) <= MAX_SHARED_BYTES, "more shared memory than every target has");                       \
     static void NAME(const ARGS& args);                                                                                  \
-    static void NAME##_thread(const void* args) { NAME(*static_cast<const ARGS*>(args)); }                               \
+    static void NAME##_thread(const void* args) {                                                                        \
+        WAIT;                                                                                                            \
+        NAME(*static_cast<const ARGS*>(args));                                                                           \
+    }                                                                                                                    \
     static emulation::Kernel NAME##_kernel{#NAME, #ARGS, sizeof(ARGS), THREADS, SHARED_BYTES, NAME##_thread, nullptr};   \
     static emulation::Registration NAME##_registration{NAME##_kernel};                                                   \
     static void NAME(const ARGS& args)
 
-#define WEIGHT_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, CTAS) KERNEL(NAME, ARGS, THREADS, SHARED_BYTES)
-#define DEFINE_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, CTAS, WAIT) KERNEL(NAME, ARGS, THREADS, SHARED_BYTES)
+#define KERNEL(NAME, ARGS, THREADS, SHARED_BYTES) DEFINE_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, 1, wait_for_inputs())
+#define WEIGHT_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, CTAS) DEFINE_KERNEL(NAME, ARGS, THREADS, SHARED_BYTES, CTAS, )
 
 #define SHARED_MEMORY(NAME) unsigned char* const NAME = emulation::shared_memory
 
@@ -152,7 +155,7 @@ inline T atomicAdd(T* at, T value) {
 }
 
 // CTAs come one after the other.
-inline void __threadfence() {}
+inline uint32_t arrive(uint32_t* count) { return (*count)++; }
 template <class T>
 inline T load_of_other_cta(const T* at) {
     return *at;
@@ -210,8 +213,7 @@ inline float exp2_fast(float x) { return exp2f(x); }
 
 // Copies, tiles.
 
-// Kernels run one after the other.
-inline void wait_for_inputs() {}
+using emulation::wait_for_inputs;
 
 inline void copy16_async(void* shared, const void* global, bool valid) { emulation::copy_async(shared, global, 16, valid ? 16 : 0); }
 inline uint64_t read_once_policy() { return 0; }

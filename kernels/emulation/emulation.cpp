@@ -39,8 +39,16 @@ struct Fiber {
     ucontext_t start;
     jmp_buf resume;
     bool started = false;
+    bool has_waited = false;  // For the kernel before.
     State state = State::Finished;
     std::vector<std::vector<Copy>> copies{1};  // The last group is open.
+};
+
+// Pages that a kernel before writes: closed to threads that have not waited for it.
+struct Produced {
+    void* at;
+    size_t bytes;
+    int access;  // Once it is done.
 };
 
 struct Warp {
@@ -56,6 +64,8 @@ struct Machine {
     jmp_buf scheduler;
     unsigned current = 0;
     bool reverse = false;
+    std::vector<Produced> produced;
+    bool is_closed = false;
     std::vector<Fiber> fibers{MAX_THREADS};
     Warp warps[MAX_THREADS / 32];
     unsigned char* stacks;
@@ -82,7 +92,20 @@ Machine& machine() {
 
 Kernel* all_kernels;
 
+void close_produced(Machine& m, bool closes) {
+    if (m.is_closed == closes) return;
+    m.is_closed = closes;
+    for (const Produced& pages : m.produced) {
+        if (mprotect(pages.at, pages.bytes, closes ? PROT_NONE : pages.access)) fail("pages that cannot be closed");
+    }
+}
+
 void on_signal(int number, siginfo_t* info, void*) {
+    const Machine& m = machine();
+    for (const Produced& pages : m.produced) {
+        const auto at = static_cast<const char*>(info->si_addr), from = static_cast<const char*>(pages.at);
+        if (m.is_closed && at >= from && at < from + pages.bytes) fail("reads or writes what the kernel before writes, and has not waited for it");
+    }
     fail("signal %d (%s) at address %p: an access out of bounds, or misaligned", number, strsignal(number), info->si_addr);
 }
 
@@ -95,6 +118,7 @@ void fiber_main() {
         for (auto& group : self.copies) {
             if (!group.empty()) fail("a thread ends with copies that it has not waited for");
         }
+        if (!self.has_waited) fail("a thread ends without wait_for_inputs");
         self.state = State::Finished;
         if (_setjmp(self.resume) == 0) _longjmp(m.scheduler, 1);
     }
@@ -112,6 +136,7 @@ void resume(Machine& m, unsigned id) {
     Fiber& fiber = m.fibers[id];
     m.current = id;
     threadIdx = {id, 0, 0};
+    close_produced(m, !fiber.has_waited);
     if (_setjmp(m.scheduler) != 0) return;
     if (fiber.started) _longjmp(fiber.resume, 1);
     fiber.started = true;
@@ -126,7 +151,7 @@ void resume(Machine& m, unsigned id) {
 void run_cta(Machine& m) {
     const unsigned threads = m.kernel->threads;
     memset(shared_memory, 0xff, m.shared_end - shared_memory);
-    for (unsigned id = 0; id < threads; id++) m.fibers[id].state = State::Ready;
+    for (unsigned id = 0; id < threads; id++) m.fibers[id].state = State::Ready, m.fibers[id].has_waited = false;
     for (;;) {
         bool progress = false;
         for (unsigned i = 0; i < threads; i++) {
@@ -191,6 +216,12 @@ void warp(unsigned mask, Together operation, void* mine) {
 
 void barrier() { pause(State::AtBarrier); }
 
+void wait_for_inputs() {
+    Machine& m = machine();
+    m.fibers[m.current].has_waited = true;
+    close_produced(m, false);
+}
+
 void copy_async(void* shared, const void* global, unsigned bytes, unsigned source_bytes) {
     if (reinterpret_cast<uintptr_t>(shared) % bytes || reinterpret_cast<uintptr_t>(global) % bytes) fail("a misaligned copy of %u bytes", bytes);
     Machine& m = machine();
@@ -241,4 +272,10 @@ void emulation_launch(const Kernel* kernel, const unsigned* grid, const void* ar
         blockIdx = {at % grid[0], at / grid[0] % grid[1], at / (grid[0] * grid[1])};
         emulation::run_cta(m);
     }
+    emulation::close_produced(m, false);
+    m.produced.clear();
+}
+
+void emulation_produced(void* at, size_t bytes, int is_writable) {
+    emulation::machine().produced.push_back({at, bytes, is_writable ? PROT_READ | PROT_WRITE : PROT_READ});
 }

@@ -4,7 +4,7 @@
 // ids; so runs repeat exactly, and a result that differs between the two orders shows a missing barrier. Asynchronous copies
 // happen as late as allowed in ascending order, when they are waited for, and at once in descending order. What a GPU leaves
 // undefined stops the process with a message: a barrier that not all threads reach, warp operations that do not meet, misaligned
-// copies. Shared memory begins as NaNs and ends at an unmapped page.
+// copies, a thread that does not wait for the kernel before or touches what that one writes before it has. Shared memory begins as NaNs and ends at an unmapped page.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -45,6 +45,9 @@ void warp(unsigned mask, Together operation, void* mine);
 // __syncthreads.
 void barrier();
 
+// The kernel before is done. Every thread of a kernel comes here.
+void wait_for_inputs();
+
 void copy_async(void* shared, const void* global, unsigned bytes, unsigned source_bytes);
 void commit_copies();
 void wait_for_copies(unsigned groups_left);
@@ -59,4 +62,6 @@ const emulation::Kernel* emulation_kernels();
 const emulation::Kernel* emulation_next(const emulation::Kernel* kernel);
 // Runs every CTA of a grid, in order; `reverse` turns the order of threads and CTAs.
 void emulation_launch(const emulation::Kernel* kernel, const unsigned* grid, const void* args, int reverse);
+// Whole pages that the next kernel to be launched by this OS thread finds written by the one before it, which may not have ended.
+void emulation_produced(void* at, size_t bytes, int is_writable);
 }

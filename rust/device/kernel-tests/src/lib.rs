@@ -37,6 +37,7 @@ unsafe extern "C" {
     fn emulation_kernels() -> *const RawKernel;
     fn emulation_next(kernel: *const RawKernel) -> *const RawKernel;
     fn emulation_launch(kernel: *const RawKernel, grid: *const c_uint, args: *const c_void, reverse: c_int);
+    fn emulation_produced(at: *mut c_void, bytes: usize, is_writable: c_int);
 }
 
 /// A kernel as its source file defines it.
@@ -117,6 +118,19 @@ impl Kernel {
         }
         // SAFETY: the struct has the kernel's type; the addresses in it are checked by guard pages as the kernel follows them.
         unsafe { self.run(grid, std::ptr::from_ref(args).cast(), order) };
+    }
+
+    /// Runs the whole grid behind a kernel that writes these buffers and may not have ended: in the emulation, who touches one
+    /// before it calls `wait_for_inputs` ends the process with a message; in descending order copies are made at once, and seen.
+    ///
+    /// # Panics
+    /// See [`Self::launch`].
+    pub fn launch_behind<A>(self, produced: &[&Buffer], grid: [usize; 3], args: &A, order: Order) {
+        for (at, bytes, is_writable) in produced.iter().filter_map(|buffer| buffer.pages()) {
+            // SAFETY: whole pages of a buffer that outlives the launch, which opens them again.
+            unsafe { emulation_produced(at.cast(), bytes, is_writable.into()) };
+        }
+        self.launch(grid, args, order);
     }
 
     /// # Safety

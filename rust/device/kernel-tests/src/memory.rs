@@ -93,6 +93,14 @@ impl Buffer {
         }
     }
 
+    /// Its whole pages and whether they can be written; `None` on a GPU.
+    pub(crate) fn pages(&self) -> Option<(*mut u8, usize, bool)> {
+        match &self.place {
+            Place::Host(mapping) => Some(mapping.pages()),
+            Place::Gpu(_) => None,
+        }
+    }
+
     /// What it holds now.
     ///
     /// # Panics
@@ -173,6 +181,7 @@ struct Mapping {
     mapped_bytes: usize,
     /// From `start` to the data.
     offset: usize,
+    is_writable: bool,
 }
 
 // SAFETY: the memory is the mapping's own, and has no thread affinity.
@@ -192,7 +201,7 @@ impl Mapping {
             // SAFETY: the page lies within the mapping.
             assert_eq!(unsafe { libc::mprotect(start.add(guard).cast(), PAGE, libc::PROT_NONE) }, 0, "mprotect");
         }
-        Self { start, mapped_bytes, offset: PAGE + data_bytes - bytes }
+        Self { start, mapped_bytes, offset: PAGE + data_bytes - bytes, is_writable: true }
     }
 
     fn of(padded: &[u8]) -> Self {
@@ -210,7 +219,14 @@ impl Mapping {
         unsafe { self.start.add(self.offset) }
     }
 
-    fn protect(&self) {
+    /// Those between the guard pages.
+    fn pages(&self) -> (*mut u8, usize, bool) {
+        // SAFETY: the first page lies within the mapping.
+        (unsafe { self.start.add(PAGE) }, self.mapped_bytes - 2 * PAGE, self.is_writable)
+    }
+
+    fn protect(&mut self) {
+        self.is_writable = false;
         // SAFETY: the range is this mapping's own.
         let refused = unsafe { libc::mprotect(self.start.cast(), self.mapped_bytes - PAGE, libc::PROT_READ) };
         assert_eq!(refused, 0, "mprotect");

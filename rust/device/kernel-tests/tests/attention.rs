@@ -195,7 +195,7 @@ impl Problem {
             softcap: case.softcap,
             head_dim: case.head_dim as u32,
         };
-        case.kernel().launch(case.grid(works.len()), &args, order);
+        case.kernel().launch_behind(&[&q, &k_plane, &v_plane], case.grid(works.len()), &args, order);
         let args = AttentionMergeArgs {
             part_out: part_out.ptr(),
             part_lse: part_lse.ptr(),
@@ -207,7 +207,8 @@ impl Problem {
             out_type: case.out_type as u32,
             reserved: 0,
         };
-        Kernel::named("attention_merge").launch([merges.len(), num_heads.div_ceil(4), 1], &args, order);
+        let grid = [merges.len(), num_heads.div_ceil(4), 1];
+        Kernel::named("attention_merge").launch_behind(&[&part_out, &part_lse, &out], grid, &args, order);
         match case.out_type {
             ElementType::F32 => out.values(),
             ElementType::F16 => out.values::<u16>().into_iter().map(|x| f16::from_bits(x).to_f32()).collect(),

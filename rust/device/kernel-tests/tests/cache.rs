@@ -184,7 +184,8 @@ fn check(case: &Case, seed: u64) {
     let warps = TOKENS * (case.num_heads + 2 * spec.layers[0].shape.num_kv_heads);
     let order = if seed.is_multiple_of(2) { Order::Ascending } else { Order::Descending };
     let wide = if dim > 256 { "_d512" } else { "" };
-    Kernel::named(&format!("rope_and_cache_{}{wide}", cache_name(spec.dtype))).launch([warps.div_ceil(4), 1, 1], &args, order);
+    let kernel = Kernel::named(&format!("rope_and_cache_{}{wide}", cache_name(spec.dtype)));
+    kernel.launch_behind(&[&q, &k, &v], [warps.div_ceil(4), 1, 1], &args, order);
 
     assert_close(&q.values::<f32>(), expected_q.as_slice(), [1e-5, 1e-5], &what);
     // What is not changed on its way is the same bytes, poison around it included.

@@ -99,7 +99,7 @@ impl Product {
             reserved: 0,
         };
         let kernel = Kernel::named(&format!("gemm_{}_r{capacity}", kernel_suffix(weight.format)));
-        kernel.launch([pieces, 1, 1], &args, order);
+        kernel.launch_behind(&[&x, &out, &parts, &arrivals], [pieces, 1, 1], &args, order);
         assert_eq!(arrivals.values::<u32>(), vec![0; pieces], "arrivals are forgotten");
         out.values()
     }

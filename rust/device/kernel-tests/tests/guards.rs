@@ -47,6 +47,21 @@ fn reads_a_misaligned_vector() {
 }
 
 #[test]
+#[ignore = "a fault on purpose"]
+fn reads_before_it_waits() {
+    let (x, weight, out) = (Buffer::inout(&[1.0f32; 64]), Buffer::inout(&[1.0f32; 64]), Buffer::output::<f32>(64));
+    let args = NormArgs { x: x.ptr(), weight: weight.ptr(), out: out.ptr(), num_rows: 1, cols: 64, ..NormArgs::default() };
+    // Weights are read early, so no kernel may be writing them.
+    Kernel::named("rms_norm").launch_behind(&[&weight], [1, 1, 1], &args, Order::Ascending);
+}
+
+#[test]
+fn reads_of_what_another_kernel_still_writes_are_named() {
+    let message = fault("reads_before_it_waits");
+    assert!(message.contains("kernel rms_norm") && message.contains("has not waited for it"), "{message}");
+}
+
+#[test]
 fn accesses_out_of_bounds_are_named() {
     for name in ["reads_past_the_end", "writes_to_an_input"] {
         let message = fault(name);

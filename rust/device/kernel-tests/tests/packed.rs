@@ -136,7 +136,8 @@ fn run_together(of: &[(&Packed, &Product)], (first, rows): (usize, usize), capac
         scale: SCALE,
         reserved: 0,
     };
-    packed.kernel("gemm", &format!("_r{capacity}")).launch([pieces, 1, 1], &args, order);
+    let produced: Vec<_> = buffers.iter().map(|(_, _, out)| out).chain([&x, &parts, &arrivals]).collect();
+    packed.kernel("gemm", &format!("_r{capacity}")).launch_behind(&produced, [pieces, 1, 1], &args, order);
     assert_eq!(arrivals.values::<u32>(), vec![0; pieces], "arrivals are forgotten");
     buffers.iter().map(|(_, _, out)| out.values()).collect()
 }
