@@ -177,18 +177,37 @@ struct SumPlace {
         : feature(i / (4 * ROW_TILES) * 16 + i / 2 % 2 * 8 + lane / 4), row(i / 4 % ROW_TILES * 8 + lane % 4 * 2 + i % 2) {}
 };
 
+// Where sums `i` of a lane and of the next one go, which are two of a panel, and what they are added to: it is on its way before
+// the sums are there.
 template <int ROW_TILES, class Job>
-__device__ __forceinline__ void store(const Job& job, unsigned panel, unsigned i, unsigned lane, float sum) {
-    const auto& args = job.args;
-    const auto& target = job.target;
-    const SumPlace<ROW_TILES> place(i, lane);
-    const unsigned feature = panel * packed::FEATURES + place.feature;
-    if (place.row >= args.num_rows || feature >= target.out_features) return;
-    if (target.bias) sum += target.bias[feature];
-    float* out = target.out + size_t(job.out_row(place.row)) * target.out_stride + feature;
-    // Of all kernels alike, whether or not the compiler would contract it.
-    *out = args.accumulate ? fmaf(sum, args.scale, *out) : sum * args.scale;
-}
+struct Output {
+    const Job& job;
+    float* out[2];  // Null: there is no such row or feature.
+    float bias[2], before[2];
+
+    __device__ __forceinline__ Output(const Job& job, unsigned panel, unsigned i, unsigned lane) : job(job) {
+        const auto& args = job.args;
+        const auto& target = job.target;
+#pragma unroll
+        for (unsigned j = 0; j < 2; j++) {
+            const SumPlace<ROW_TILES> place(i, lane + j);
+            const unsigned feature = panel * packed::FEATURES + place.feature;
+            const bool is_there = place.row < args.num_rows && feature < target.out_features;
+            out[j] = is_there ? target.out + size_t(job.out_row(place.row)) * target.out_stride + feature : nullptr;
+            bias[j] = is_there && target.bias ? target.bias[feature] : 0.0f;
+            before[j] = is_there && args.accumulate ? *out[j] : 0.0f;
+        }
+    }
+    __device__ __forceinline__ void write(float2 sums) const {
+        const float of[2] = {sums.x, sums.y};
+#pragma unroll
+        for (unsigned j = 0; j < 2; j++) {
+            const float sum = job.target.bias ? of[j] + bias[j] : of[j];
+            // Of all kernels alike, whether or not the compiler would contract it.
+            if (out[j]) *out[j] = job.args.accumulate ? fmaf(sum, job.args.scale, before[j]) : sum * job.args.scale;
+        }
+    }
+};
 
 // What a CTA sums: a range of the stages of all panels of a target, one after the other.
 template <class Format, class Job_>
@@ -299,7 +318,8 @@ __device__ __forceinline__ void merge_warps(float* merge, unsigned warp, Sums& s
 // The CTA that is the last one to leave its sums of a panel in `args.parts` adds all and writes the output.
 template <class Gemm, class Work>
 __device__ __forceinline__ void add_parts(const Work& work, uint32_t* arrived) {
-    constexpr unsigned PART = Gemm::SUMS * 32;
+    constexpr unsigned PART = Gemm::SUMS * 32, TOGETHER = 6;
+    using Output = ::Output<Gemm::ROW_TILES, typename Work::Job>;
     const GemmArgs& args = work.job.args;
     const GemmTarget& target = work.job.target;
     const unsigned first_stage = work.panel * work.panel_stages();
@@ -314,15 +334,22 @@ __device__ __forceinline__ void add_parts(const Work& work, uint32_t* arrived) {
     const float* parts = args.parts + size_t(target.first_piece + first) * (2 * PART) + threadIdx.x * 2;
 #pragma unroll 1
     for (unsigned at = 0; at < PART; at += 2 * THREADS) {
-        float2 sum = load_of_other_cta(reinterpret_cast<const float2*>(parts + has_begun * PART + at));
-#pragma unroll 8
-        for (unsigned i = 1; i <= last - first; i++) {
-            const float2 x = load_of_other_cta(reinterpret_cast<const float2*>(parts + at + size_t(i) * (2 * PART)));
-            sum = make_float2(sum.x + x.x, sum.y + x.y);
-        }
         const unsigned i = at + threadIdx.x * 2;
-        store<Gemm::ROW_TILES>(work.job, work.panel, i / 32, i % 32, sum.x);
-        store<Gemm::ROW_TILES>(work.job, work.panel, i / 32, i % 32 + 1, sum.y);
+        const Output output(work.job, work.panel, i / 32, i % 32);
+        float2 sum = load_of_other_cta(reinterpret_cast<const float2*>(parts + has_begun * PART + at));
+        // Several at once: each takes as long as all of them.
+        for (unsigned of = 1; of <= last - first; of += TOGETHER) {
+            float2 next[TOGETHER];
+#pragma unroll
+            for (unsigned j = 0; j < TOGETHER; j++) {
+                next[j] = load_of_other_cta(reinterpret_cast<const float2*>(parts + at + size_t(min(of + j, last - first)) * (2 * PART)));
+            }
+#pragma unroll
+            for (unsigned j = 0; j < TOGETHER; j++) {
+                if (of + j <= last - first) sum = make_float2(sum.x + next[j].x, sum.y + next[j].y);
+            }
+        }
+        output.write(sum);
     }
 }
 
@@ -372,8 +399,7 @@ __device__ __forceinline__ void gemm(const Job& job) {
         }
         if constexpr (Job::HAS_WHOLE_PANELS) {
             merge_warps<Gemm>(merge, warp, sums, [&](unsigned at, float2 sum) {
-                store<Gemm::ROW_TILES>(job, work.panel, at / 32, at % 32, sum.x);
-                store<Gemm::ROW_TILES>(job, work.panel, at / 32, at % 32 + 1, sum.y);
+                Output<Gemm::ROW_TILES, Job>(job, work.panel, at / 32, at % 32).write(sum);
             });
         } else {
             constexpr unsigned PART = Gemm::SUMS * 32;
