@@ -2,7 +2,7 @@
 //
 //   rms_norm, layer_norm   CTA: a row of [num_rows, cols]; thread i: elements 4 i, 4 (i + 256), ...
 //     x += post_norm(y) * y_scale        12 bytes an element when y is given
-//     out = norm(x)                      4 + 2 (or 4) bytes an element; x is in L2 by then
+//     out = norm(x)                      4 + 2 (or 4) bytes an element; up to 4096 columns of x are in registers by then
 //     norm(x) = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias, where rms_norm takes 0 for the mean
 //   gated_activation  CTA (c, row): elements 1024 c .. 1024 c + 1024; 10 bytes an element for a 16-bit out, 4 less without up
 //   gather_rows       CTA: a row; 8 bytes an element
@@ -19,6 +19,34 @@ namespace {
 
 constexpr unsigned THREADS = 256;
 
+// A row, of which a thread has elements 4 i .. 4 i + 4, 4 (i + 256) .. : the first of them in registers, so that they are read
+// once, and what is beyond 4096 columns in memory.
+constexpr unsigned HELD = 4;
+struct Row {
+    float4 held[HELD];
+
+    __device__ __forceinline__ void load(const float* from, uint32_t cols) {
+#pragma unroll
+        for (unsigned j = 0; j < HELD; j++) {
+            const uint32_t i = (j * THREADS + threadIdx.x) * 4;
+            held[j] = i < cols ? load_four(from + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+    }
+    // What a thread has of the row, to `with(j, place, elements)`: j-th of those in registers, or HELD; `from` is where all lies.
+    template <class With>
+    __device__ __forceinline__ void each(const float* from, uint32_t cols, const With& with) {
+#pragma unroll
+        for (unsigned j = 0; j < HELD; j++) {
+            const uint32_t i = (j * THREADS + threadIdx.x) * 4;
+            if (i < cols) with(j, i, held[j]);
+        }
+        for (uint32_t i = (HELD * THREADS + threadIdx.x) * 4; i < cols; i += THREADS * 4) {
+            float4 x = load_four(from + i);
+            with(HELD, i, x);
+        }
+    }
+};
+
 // A norm over one row, before weight and bias: (x - mean) * factor.
 struct Moments {
     float mean, factor;
@@ -26,22 +54,18 @@ struct Moments {
 
 // Those of a row, in every thread.
 template <bool HAS_MEAN>
-__device__ Moments moments(const float* row, uint32_t cols, float eps, float* scratch) {
+__device__ Moments moments(Row& row, const float* from, uint32_t cols, float eps, float* scratch) {
     float mean = 0.0f;
     if constexpr (HAS_MEAN) {
         float sum = 0.0f;
-        for (uint32_t i = threadIdx.x * 4; i < cols; i += THREADS * 4) {
-            const float4 x = load_four(row + i);
-            sum += x.x + x.y + x.z + x.w;
-        }
+        row.each(from, cols, [&](unsigned, uint32_t, const float4& x) { sum += x.x + x.y + x.z + x.w; });
         mean = cta_sum(sum, scratch) / cols;
     }
     float squares = 0.0f;
-    for (uint32_t i = threadIdx.x * 4; i < cols; i += THREADS * 4) {
-        const float4 x = load_four(row + i);
+    row.each(from, cols, [&](unsigned, uint32_t, const float4& x) {
         const float a = x.x - mean, b = x.y - mean, c = x.z - mean, d = x.w - mean;
         squares += a * a + b * b + c * c + d * d;
-    }
+    });
     return {mean, 1.0f / sqrtf(cta_sum(squares, scratch) / cols + eps)};
 }
 
@@ -50,9 +74,11 @@ struct Affine {
     const float* weight;
     const float* bias;
 
+    __device__ __forceinline__ float4 weights(uint32_t i) const {
+        return weight ? load_four(weight + i) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    }
     // Elements i .. i + 4 of a row, normed.
-    __device__ __forceinline__ float4 operator()(float4 x, uint32_t i, Moments m) const {
-        const float4 w = weight ? load_four(weight + i) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    __device__ __forceinline__ float4 operator()(float4 x, float4 w, uint32_t i, Moments m) const {
         const float4 b = bias ? load_four(bias + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         return make_float4((x.x - m.mean) * m.factor * w.x + b.x, (x.y - m.mean) * m.factor * w.y + b.y,
                            (x.z - m.mean) * m.factor * w.z + b.z, (x.w - m.mean) * m.factor * w.w + b.w);
@@ -63,24 +89,33 @@ template <bool HAS_MEAN>
 __device__ void norm(const NormArgs& args) {
     SHARED_MEMORY(shared);
     float* scratch = reinterpret_cast<float*>(shared);
-    const size_t row = size_t(blockIdx.x) * args.cols;
-    float* x = args.x + row;
+    const size_t first = size_t(blockIdx.x) * args.cols;
+    float* x = args.x + first;
+    // Weights are the model's, so they are on their way while the kernel before this one ends.
+    const Affine affine{args.weight, args.bias};
+    Row weights = {};
+    if (args.weight) weights.load(args.weight, args.cols);
+    wait_for_inputs();
+    Row row;
+    row.load(x, args.cols);
     if (args.y) {
-        const float* y = args.y + row;
+        const float* y = args.y + first;
+        Row added;
+        added.load(y, args.cols);
         const Affine post{args.post_weight, args.post_bias};
-        const Moments m = args.post_weight ? moments<HAS_MEAN>(y, args.cols, args.post_eps, scratch) : Moments{0.0f, 1.0f};
-        for (uint32_t i = threadIdx.x * 4; i < args.cols; i += THREADS * 4) {
-            const float4 a = load_four(x + i), b = post(load_four(y + i), i, m);
-            *reinterpret_cast<float4*>(x + i) = make_float4(a.x + b.x * args.y_scale, a.y + b.y * args.y_scale,
-                                                            a.z + b.z * args.y_scale, a.w + b.w * args.y_scale);
-        }
+        const Moments m = args.post_weight ? moments<HAS_MEAN>(added, y, args.cols, args.post_eps, scratch) : Moments{0.0f, 1.0f};
+        row.each(x, args.cols, [&](unsigned j, uint32_t i, float4& a) {
+            const float4 b = post(j < HELD ? added.held[j] : load_four(y + i), post.weights(i), i, m);
+            a = make_float4(a.x + b.x * args.y_scale, a.y + b.y * args.y_scale, a.z + b.z * args.y_scale, a.w + b.w * args.y_scale);
+            *reinterpret_cast<float4*>(x + i) = a;
+        });
     }
     if (!args.weight) return;
-    const Affine affine{args.weight, args.bias};
-    const Moments m = moments<HAS_MEAN>(x, args.cols, args.eps, scratch);
-    for (uint32_t i = threadIdx.x * 4; i < args.cols; i += THREADS * 4) {
-        store_four_as(args.out_type, args.out, row + i, affine(load_four(x + i), i, m));
-    }
+    const Moments m = moments<HAS_MEAN>(row, x, args.cols, args.eps, scratch);
+    row.each(x, args.cols, [&](unsigned j, uint32_t i, const float4& a) {
+        const float4 w = j < HELD ? weights.held[j] : load_four(args.weight + i);
+        store_four_as(args.out_type, args.out, first + i, affine(a, w, i, m));
+    });
 }
 
 __device__ float activate(const GatedActivationArgs& args, float x) {
@@ -107,8 +142,8 @@ __device__ float gated(const GatedActivationArgs& args, float gate, float up) {
 
 }  // namespace
 
-KERNEL(rms_norm, NormArgs, THREADS, THREADS / 32 * 4) { norm<false>(args); }
-KERNEL(layer_norm, NormArgs, THREADS, THREADS / 32 * 4) { norm<true>(args); }
+WEIGHT_KERNEL(rms_norm, NormArgs, THREADS, THREADS / 32 * 4, 1) { norm<false>(args); }
+WEIGHT_KERNEL(layer_norm, NormArgs, THREADS, THREADS / 32 * 4, 1) { norm<true>(args); }
 
 KERNEL(gated_activation, GatedActivationArgs, THREADS, 0) {
     const uint32_t at = (blockIdx.x * THREADS + threadIdx.x) * 4;

@@ -59,11 +59,37 @@ __device__ void normalise(Head<RUNS>& head, const HeadNormArgs& norm, unsigned w
     }
 }
 
-template <int RUNS>
-__device__ void rotate(Head<RUNS>& head, float* shared, const RopeAndCacheArgs& args, unsigned token) {
+// Where the partner of an element lies, and how the pair rotates.
+__device__ __forceinline__ bool is_second(const RopeAndCacheArgs& args, unsigned at) {
+    return args.interleaved ? at % 2 : at >= args.rotary_dim / 2;
+}
+__device__ __forceinline__ unsigned partner_of(const RopeAndCacheArgs& args, unsigned at) {
     const unsigned half = args.rotary_dim / 2;
-    const float* cos = args.cos + size_t(args.rope_positions[token]) * half;
-    const float* sin = args.sin + size_t(args.rope_positions[token]) * half;
+    return args.interleaved ? at ^ 1 : at >= half ? at - half : at + half;
+}
+
+// Cosines and sines of a lane's elements, those of a token.
+template <int RUNS>
+struct Angles {
+    float cos[RUNS][4], sin[RUNS][4];
+
+    __device__ __forceinline__ Angles(const RopeAndCacheArgs& args, unsigned token) {
+        const unsigned half = args.rotary_dim / 2;
+        const size_t first = args.cos ? size_t(args.rope_positions[token]) * half : 0;
+        for (int run = 0; run < RUNS; run++) {
+            for (int i = 0; i < 4; i++) {
+                const unsigned at = first_element(run) + i;
+                const bool is_there = args.cos && at < args.rotary_dim;
+                const unsigned pair = args.interleaved ? at / 2 : at >= half ? at - half : at;
+                cos[run][i] = is_there ? args.cos[first + pair] : 1.0f;
+                sin[run][i] = is_there ? args.sin[first + pair] : 0.0f;
+            }
+        }
+    }
+};
+
+template <int RUNS>
+__device__ void rotate(Head<RUNS>& head, float* shared, const RopeAndCacheArgs& args, const Angles<RUNS>& angles) {
     for (int run = 0; run < RUNS; run++) {
         const unsigned first = first_element(run);
         if (first >= args.head_dim) continue;
@@ -74,11 +100,8 @@ __device__ void rotate(Head<RUNS>& head, float* shared, const RopeAndCacheArgs& 
         for (int i = 0; i < 4; i++) {
             const unsigned at = first_element(run) + i;
             if (at >= args.rotary_dim) continue;
-            const bool second = args.interleaved ? at % 2 : at >= half;
-            const unsigned partner = args.interleaved ? at ^ 1 : second ? at - half : at + half;
-            const unsigned pair = args.interleaved ? at / 2 : second ? at - half : at;
-            const float other = second ? shared[partner] : -shared[partner];
-            head.x[run][i] = head.x[run][i] * cos[pair] + other * sin[pair];
+            const float partner = shared[partner_of(args, at)], other = is_second(args, at) ? partner : -partner;
+            head.x[run][i] = head.x[run][i] * angles.cos[run][i] + other * angles.sin[run][i];
         }
     }
 }
@@ -131,8 +154,12 @@ __device__ void rope_and_cache(const RopeAndCacheArgs& args) {
     const unsigned warp = threadIdx.x / 32, heads_per_token = args.num_heads + 2 * args.num_kv_heads;
     const unsigned item = blockIdx.x * WARPS + warp;
     const unsigned token = item / heads_per_token, which = item % heads_per_token;
-    if (token >= args.num_tokens) return;
+    if (token >= args.num_tokens) return wait_for_inputs();
 
+    // Positions, slots and the table of angles come from the host, so they are read while the kernel before this one ends.
+    const Angles<RUNS> angles(args, token);
+    const int64_t slot = args.slot_mapping ? args.slot_mapping[token] : -1;
+    wait_for_inputs();
     const bool is_q = which < args.num_heads, is_k = !is_q && which < args.num_heads + args.num_kv_heads;
     const unsigned kv_head = is_k ? which - args.num_heads : which - args.num_heads - args.num_kv_heads;
     const float* from = is_q ? args.q + size_t(token) * args.q_stride + which * args.head_dim
@@ -150,7 +177,7 @@ __device__ void rope_and_cache(const RopeAndCacheArgs& args) {
     };
     if (is_q || is_k) {
         if (!args.norms_last) norm();
-        if (args.cos) rotate(head, reinterpret_cast<float*>(shared) + warp * RUNS * 128, args, token);
+        if (args.cos) rotate(head, reinterpret_cast<float*>(shared) + warp * RUNS * 128, args, angles);
         if (args.norms_last) norm();
     } else if (args.v_norm.weight) {
         normalise(head, args.v_norm, kv_head, args.head_dim);
@@ -168,18 +195,20 @@ __device__ void rope_and_cache(const RopeAndCacheArgs& args) {
         for (int run = 0; run < RUNS; run++) {
             if (first_element(run) < args.head_dim) store(to + first_element(run), head.x[run]);
         }
-    } else if (args.slot_mapping[token] >= 0) {
+    } else if (slot >= 0) {
         uint8_t* base = is_k ? args.k_plane : args.v_plane;
         const Plane<T> plane{base, args.block_bytes, args.scales_offset, args.block_size, args.head_dim};
-        write(plane, uint64_t(args.slot_mapping[token]), kv_head, head);
+        write(plane, uint64_t(slot), kv_head, head);
     }
 }
 
 }  // namespace
 
-#define ROPE_AND_CACHE(NAME, T)                                                                                          \
-    KERNEL(rope_and_cache_##NAME, RopeAndCacheArgs, WARPS * 32, SHARED_BYTES<2>) { rope_and_cache<T, 2>(args); }         \
-    KERNEL(rope_and_cache_##NAME##_d512, RopeAndCacheArgs, WARPS * 32, SHARED_BYTES<4>) { rope_and_cache<T, 4>(args); }
+#define ROPE_AND_CACHE_OF(NAME, T, RUNS) \
+    WEIGHT_KERNEL(rope_and_cache_##NAME, RopeAndCacheArgs, WARPS * 32, SHARED_BYTES<RUNS>, 1) { rope_and_cache<T, RUNS>(args); }
+#define ROPE_AND_CACHE(NAME, T)       \
+    ROPE_AND_CACHE_OF(NAME, T, 2)     \
+    ROPE_AND_CACHE_OF(NAME##_d512, T, 4)
 
 ROPE_AND_CACHE(f32, float)
 ROPE_AND_CACHE(f16, f16)
