@@ -153,9 +153,9 @@ gpu-tests: kernels ## build the tests of kernels as build/gpu-tests, to be run o
 
 BUNDLE := build/gpu-bundle
 # What the models of tests/gpu are.
-BUNDLED := $(addprefix tests/,conftest.py goldens.py test_exactness.py test_golden.py test_real_models.py gpu) \
+BUNDLED := $(addprefix tests/,conftest.py drawn.py goldens.py test_exactness.py test_golden.py test_real_models.py gpu) \
 	$(patsubst %,tests/data/golden/%.tar.xz,llama llama3-rope mistral mistral-window phi3 phi3-longrope qwen2 qwen3 gemma3 lfm2 \
-		granitemoehybrid-dense qwen3_5 mixtral qwen3-moe gpt-oss-mxfp4 deepseek-v2-lite deepseek-v3-yarn qwen3-next) \
+		granitemoehybrid-dense qwen3_5 mixtral qwen3-moe gpt-oss-mxfp4 deepseek-v2-lite deepseek-v3-yarn qwen3-next drawn) \
 	$(wildcard benches/gpu*.py) $(addprefix benches/,work.py tables.py records.py) pyproject.toml
 
 .PHONY: gpu-bundle

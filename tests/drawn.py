@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -21,6 +22,7 @@ import numpy as np
 from goldens import GOLDEN, unpack
 
 DRAWN = GOLDEN / "drawn"
+TOKENIZER = GOLDEN / "text" / "gemma3" / "tokenizer.json"
 PROMPT_LENGTHS = (11, 60)
 NUM_GREEDY = 8
 DIGITS = 4
@@ -54,6 +56,20 @@ def drawn_weight(name: str, shape: list[int]) -> np.ndarray:
         gain = 8 if "router" in name or name.endswith("gate.weight") else 4
         values = np.float32(gain) / np.sqrt(np.float32(shape[-1])) * u
     return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).reshape(shape)
+
+
+def write_model(name: str, folder: Path) -> None:
+    """The files of a golden's model: its weights in float32, and the tokenizer of a tiny model with as many tokens."""
+    golden = DRAWN / name
+    header, parts, end = {}, [], 0
+    for tensor, shape in json.loads((golden / "tensors.json").read_text()).items():
+        begin, end = end, end + 4 * int(np.prod(shape, dtype=np.int64))
+        header[tensor] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+        parts.append(drawn_weight(tensor, shape).tobytes())
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"".join(parts))
+    for file in (golden / "config.json", TOKENIZER):
+        shutil.copy(file, folder)
 
 
 def prompt(length: int) -> list[int]:

@@ -20,6 +20,7 @@ import gpu_model
 import gpu_peers
 import gpu_plan
 import gpu_report
+import gpu_steps
 
 TINY = {
     "hidden_size": 64,
@@ -236,3 +237,24 @@ def test_a_model_is_compared_with_reading_all_of_it(tmp_path: Path) -> None:
     roof = BANDWIDTH / (gpu_plan.weight_bytes(config) + 80 * 131072)
     assert f"| 1 | 100 | 200 | {roof:,.0f} | {200 / roof:.0%} |" in text
     assert "| 32 | 3,000 |  |" in text
+
+
+def test_kernels_are_charged_from_the_end_of_the_one_before() -> None:
+    def step(begin: float) -> list[gpu_steps.Launch]:
+        # The product begins while the embedding is looked up, and waits for it.
+        return [
+            gpu_steps.Launch("embed_bf16", begin, begin + 4.0),
+            gpu_steps.Launch("gemm_bf16_r8", begin + 1.0, begin + 14.0),
+            gpu_steps.Launch("sample", begin + 5.0, begin + 16.0),
+        ]
+
+    prompt = [gpu_steps.Launch("embed_bf16", 0.0, 9.0), *[gpu_steps.Launch("matmul", 10.0 + i, 11.0 + i) for i in range(5)]]
+    steps = gpu_steps.steps_of([*prompt, *step(100.0), *step(120.0), *step(140.0)])
+    assert [launches[0].begin for launches in steps] == [100.0, 120.0]
+    lines = gpu_steps.table(steps, [120.0, 140.0])
+    assert lines[0] == "2 steps of 3 launches: 20 us each, 4 us of them idle"
+    assert [line.split() for line in lines[1:]] == [
+        ["gemm_bf16_r8", "1.0", "x", "10.00", "us", "=", "10.0", "us"],
+        ["embed_bf16", "1.0", "x", "4.00", "us", "=", "4.0", "us"],
+        ["sample", "1.0", "x", "2.00", "us", "=", "2.0", "us"],
+    ]

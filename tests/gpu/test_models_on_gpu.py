@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import AUTO, FAMILIES, GOLDEN, begun_together, cases, generate, gguf_model, score, text_model, wait_until_idle
+from drawn import DRAWN, write_model
 from test_exactness import NEW, prompts
 from test_golden import LOGPROB, MARGIN, check_teacher_forced, models
 from test_real_models import check_perplexity
@@ -28,6 +29,8 @@ pytestmark = pytest.mark.gpu
 # A short convolution, Mamba-2 and the gated delta rule, without mixtures of experts beside them.
 RECURRENT = ["lfm2", "granitemoehybrid-dense", "qwen3_5"]
 EXACT = ["llama", "mistral-window", "gemma3", *RECURRENT]
+# Gemma 3n has phases that a GPU lacks.
+DRAWN_ON_GPU = sorted({folder.name for folder in DRAWN.iterdir()} - {"gemma3n"})
 ADAPTERS = ["llama-all-rslora", "llama-dora", "llama-embed-head", "llama-save", "llama-tokens", "qwen2-bias", "qwen3-moe-experts"]
 
 
@@ -83,6 +86,28 @@ def test_goldens_of_more_families(folder: str, name: str, device: str) -> None:
     golden_runner = Runner(which=text_model(name), device=device, pa_ctxt_len=16384)
     some = sorted(cases(f"{folder}/{name}"), key=lambda case: len(case["prompt_ids"]))
     assert sum(check_teacher_forced(golden_runner, case, LOGPROB, MARGIN) for case in (some[0], some[-1])) > 20
+
+
+@pytest.mark.parametrize("name", DRAWN_ON_GPU)
+def test_drawn_goldens(name: str, device: str, tmp_path: Path) -> None:
+    write_model(name, tmp_path)
+    golden_runner = Runner(which=Which.Plain(str(tmp_path), dtype=ModelDType.F32), device=device, pa_ctxt_len=2048)
+    assert sum(check_teacher_forced(golden_runner, case, LOGPROB, MARGIN) for case in cases(f"drawn/{name}")) > 20
+
+
+@pytest.mark.parametrize("cache", ["F16", "BF16", "F8E4M3", "Int8"])
+def test_wide_heads_round_as_on_the_cpu(cache: str, device: str, tmp_path: Path) -> None:
+    """Heads of 256 beside such of 512, a prompt and what is decoded behind it."""
+    write_model("gemma4-wide", tmp_path)
+    ids = [10 + (7919 * i + i * i) % 490 for i in range(600)]
+    options: dict[str, Any] = {"pa_cache_type": getattr(PagedCacheType, cache), "pa_ctxt_len": 2048}
+    runners = [Runner(which=Which.Plain(str(tmp_path), dtype=ModelDType.F32), device=one, **options) for one in ("cpu", device)]
+    want, got = ([token.logprob for token in score(one, ids)[1:]] for one in runners)
+    assert got == pytest.approx(want, abs=0.05)
+    want_new, got_new = (generate(one, ids[:300], NEW) for one in runners)
+    same = next((i for i, (a, b) in enumerate(zip(want_new, got_new, strict=True)) if a[0] != b[0]), NEW)
+    assert same >= NEW // 4
+    assert [logprob for _, logprob in got_new[:same]] == pytest.approx([logprob for _, logprob in want_new[:same]], abs=0.05)
 
 
 @pytest.mark.parametrize("graphs", [False, True])

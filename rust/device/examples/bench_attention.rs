@@ -119,7 +119,7 @@ impl Case {
     fn seconds(&mut self, backend: &CpuBackend, step: &StepMetadata, layer: usize) -> f64 {
         let (cache, params) = (&self.cache, self.params);
         let start = Instant::now();
-        backend.attention(AttentionArgs { q: &self.q, out: &mut self.out, cache, layer, sinks: None, params }, step);
+        backend.attention(AttentionArgs { q: &self.q, out: &mut self.out, cache, layer, sinks: None, params, next: None }, step);
         start.elapsed().as_secs_f64()
     }
 }

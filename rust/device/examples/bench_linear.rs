@@ -132,7 +132,11 @@ fn model(context: LinearContext<'_>) -> Result<(), Box<dyn std::error::Error>> {
                 );
                 linear_residual(context, &mut scratch, add(&query, o, &mut residual));
                 let (x, norm, activation) = (&residual, Some(&norm), Activation::Silu);
-                gate_up(context, &mut scratch, GateUpArgs { x, norm, gate: Some(gate), up, activation, out: &mut wide });
+                gate_up(
+                    context,
+                    &mut scratch,
+                    GateUpArgs { x, norm, gate: Some(gate), up, activation, out: &mut wide, next: None },
+                );
                 linear_residual(context, &mut scratch, add(&wide, down, &mut residual));
             }
             // A prompt's rows do not all need logits.

@@ -1,6 +1,6 @@
 //! Attention over the KV storage, and what comes before it: norms of queries and keys, their rotation, the write to the cache.
 
-use crate::{CacheEngine, Constant, Norm, Precision, Tensor};
+use crate::{CacheEngine, Constant, Linear, Norm, Precision, Tensor};
 
 /// Which elements of a head rotate together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,4 +216,6 @@ pub struct AttentionArgs<'a> {
     pub sinks: Option<&'a Constant>,
     /// Heads, scale, window.
     pub params: AttentionParams,
+    /// The product that alone reads `out` then: a device may leave it in the type that this one reads.
+    pub next: Option<&'a Linear>,
 }

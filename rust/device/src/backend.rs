@@ -280,6 +280,8 @@ pub struct GateUpArgs<'a> {
     pub activation: Activation,
     /// `[num_tokens, intermediate_size]`.
     pub out: &'a mut Tensor,
+    /// The product that alone reads `out` then: a device may leave it in the type that this one reads.
+    pub next: Option<&'a Linear>,
 }
 
 /// What a backend is, for logs and bug reports.

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use crate::{DType, DeviceError, mmap::Bytes};
+use crate::{DType, DeviceError, kernel_args::ElementType, mmap::Bytes};
 
 /// A dense row-major matrix of f32 activations: capacity for `max_rows`, of which `rows` are in use.
 pub struct Tensor {
@@ -13,6 +13,7 @@ pub struct Tensor {
     max_rows: usize,
     cols: usize,
     max_cols: usize,
+    element: ElementType,
 }
 
 impl Tensor {
@@ -20,7 +21,15 @@ impl Tensor {
     pub fn new(max_rows: usize, cols: usize) -> Result<Self, DeviceError> {
         let len =
             max_rows.checked_mul(cols).ok_or_else(|| DeviceError::Shape(format!("[{max_rows}, {cols}] values overflow")))?;
-        Ok(Self { data: crate::mmap::Pages::zeroed(len)?, device: None, rows: 0, max_rows, cols, max_cols: cols })
+        Ok(Self {
+            data: crate::mmap::Pages::zeroed(len)?,
+            device: None,
+            rows: 0,
+            max_rows,
+            cols,
+            max_cols: cols,
+            element: ElementType::F32,
+        })
     }
 
     /// A tensor in `memory` of a device, which holds `max_rows * cols` zeros.
@@ -49,6 +58,16 @@ impl Tensor {
         self.cols
     }
 
+    /// How values lie in a device's memory: f32, but where the last phase that wrote the rows was told who reads them.
+    pub(crate) fn element(&self) -> ElementType {
+        self.element
+    }
+
+    /// What the rows that were set last are written as.
+    pub(crate) fn set_element(&mut self, element: ElementType) {
+        self.element = element;
+    }
+
     /// Sets the rows in use; their values are whatever was last written.
     ///
     /// # Panics
@@ -56,6 +75,7 @@ impl Tensor {
     pub fn set_rows(&mut self, rows: usize) {
         assert!(rows <= self.max_rows, "{rows} rows in a tensor of {}", self.max_rows);
         self.rows = rows;
+        self.element = ElementType::F32;
     }
 
     /// Makes it a tensor of fewer columns, or of as many again as it was made with; its values mean nothing then.

@@ -65,7 +65,7 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
             t.as_mut_slice().fill(0.5);
         }
         backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&mut v))), Some(&rope), (&cache, 0)), step);
-        backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params }, step);
+        backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params, next: None }, step);
         assert!(out.as_slice().iter().all(|x| x.is_finite()));
     };
     // Many queries make the most items; one query over many keys the most partial results.

@@ -80,7 +80,11 @@ fn a_step_allocates_nothing_once_its_buffers_have_grown() {
             let args = ResidualArgs { x: &query, linear: &o, post_norm: Some(&norm), scale: 1.0, residual: &mut x };
             linear_residual(context, &mut scratch, args);
             let (norm, activation) = (Some(&norm), Activation::Silu);
-            gate_up(context, &mut scratch, GateUpArgs { x: &x, norm, gate: Some(&gate), up: &up, activation, out: &mut wide });
+            gate_up(
+                context,
+                &mut scratch,
+                GateUpArgs { x: &x, norm, gate: Some(&gate), up: &up, activation, out: &mut wide, next: None },
+            );
             let masks = &all_masks[..if masked { rows } else { 0 }];
             let found = greedy_tokens(context, &mut scratch, &x, norm, &lm_head, masks, &mut tokens);
             let searches = precision == Precision::Fast && context.isa >= Isa::Avx2;

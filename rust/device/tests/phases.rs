@@ -73,7 +73,7 @@ fn linear_phases_agree_for_every_norm_with_and_without_biases_and_gates() {
                 let mut projections = [Projection { linear: &a, out: first }, Projection { linear: &b, out: second }];
                 backend.norm_linear(&x, Some(&norm), &mut projections, &StepMetadata::default());
                 for (gate, out) in [(Some(&a), gated), (None, ungated)] {
-                    let args = GateUpArgs { x: &x, norm: Some(&norm), gate, up: &b, activation, out };
+                    let args = GateUpArgs { x: &x, norm: Some(&norm), gate, up: &b, activation, out, next: None };
                     backend.gate_up(args, &StepMetadata::default());
                 }
                 let mut stream = copy(&residual);
@@ -111,7 +111,7 @@ fn a_network_without_a_gate_activates_what_it_projects() {
         let mut out = Tensor::new(1, 2).unwrap();
         let silu = |x: f32| x / (1.0 + (-x).exp());
         for (gate, expected) in [(None, [silu(0.25), silu(2.0)]), (Some(&gate), [silu(2.0) * 0.25, silu(-1.0) * 2.0])] {
-            let args = GateUpArgs { x: &x, norm: None, gate, up: &up, activation: Activation::Silu, out: &mut out };
+            let args = GateUpArgs { x: &x, norm: None, gate, up: &up, activation: Activation::Silu, out: &mut out, next: None };
             backend.gate_up(args, &StepMetadata::default());
             assert_close(out.as_slice(), &expected, 1e-6, &format!("{:?} gated {}", backend.info(), gate.is_some()));
         }
@@ -418,11 +418,12 @@ fn layers_with_parallel_parts_agree() {
                 ];
                 backend.norm_linear(&hidden, Some(norm), projections, &step);
                 let activation = Activation::GeluTanh;
-                let args = GateUpArgs { x: &hidden, norm: Some(norm), gate: None, up, activation, out: &mut inner };
+                let args = GateUpArgs { x: &hidden, norm: Some(norm), gate: None, up, activation, out: &mut inner, next: None };
                 backend.gate_up(args, &step);
                 let cache = &cache;
                 backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&mut v))), None, (cache, layer)), &step);
-                backend.attention(AttentionArgs { q: &q, out: &mut attended, cache, layer, sinks: None, params }, &step);
+                backend
+                    .attention(AttentionArgs { q: &q, out: &mut attended, cache, layer, sinks: None, params, next: None }, &step);
                 for (x, linear) in [(&attended, wo), (&inner, down)] {
                     let args = ResidualArgs { x, linear, post_norm: None, scale: 0.22, residual: &mut hidden };
                     backend.linear_residual(args, &step);

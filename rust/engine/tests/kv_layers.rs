@@ -313,7 +313,7 @@ impl<'a> Runner<'a> {
                 window: LAYERS[index].window,
                 ..AttentionParams::new([num_heads, num_kv_heads, k_dim], Precision::Exact)
             };
-            backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: index, sinks: None, params }, step);
+            backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: index, sinks: None, params, next: None }, step);
             let linear = weights.last().unwrap();
             let args = ResidualArgs { x: &out, linear, post_norm: None, scale: 1.0, residual: &mut hidden };
             backend.linear_residual(args, step);

@@ -155,7 +155,7 @@ fn feed_forward_halves_with_and_without_gates_and_biases() {
                     .map(|(weight, bias)| linear(backend, weight, has_biases.then(|| bias.clone())));
                 let (x, mut out) = (tensor(backend, &x, HIDDEN), backend.alloc(rows, 104).unwrap());
                 let gate = gated.then_some(&gate);
-                let args = GateUpArgs { x: &x, norm: Some(&norm), gate, up: &up, activation, out: &mut out };
+                let args = GateUpArgs { x: &x, norm: Some(&norm), gate, up: &up, activation, out: &mut out, next: None };
                 backend.gate_up(args, &StepMetadata::default());
                 fetched(backend, out)
             };
@@ -170,6 +170,38 @@ fn feed_forward_halves_with_and_without_gates_and_biases() {
             };
             let close = if gated { [CLOSE[0] * largest(&up), CLOSE[1]] } else { CLOSE };
             both_within(close, run, &format!("{activation:?}, gated {gated}, {:?}, biases {has_biases}", norm.kind));
+        }
+    }
+}
+
+/// Rows of each way to multiply: what reads them alone may be told of before they are made, which changes no bit.
+#[test]
+fn rows_that_are_left_as_the_next_product_reads_them_have_the_same_bits() {
+    let (mut rng, hidden, wide) = (Rng::new(12), 256, 512);
+    for (dtype, rows) in
+        [DType::F32, DType::F16, DType::BF16, DType::Ggml(GgmlType::Q4K)].into_iter().flat_map(|it| [3, 9, 40].map(|n| (it, n)))
+    {
+        let mut view = |features, cols| {
+            let bytes = Weight::random(dtype, features, cols, &mut rng).bytes;
+            WeightView::new(dtype, features, cols, Bytes::from_vec(bytes)).unwrap()
+        };
+        let views = [view(wide, hidden), view(wide, hidden), view(hidden, wide)];
+        let x = floats(&mut rng, rows * hidden);
+        for gated in [true, false] {
+            let backend: &dyn Backend = &CudaBackend::new(driver(Order::Ascending)).unwrap();
+            let [gate, up, down] = views.each_ref().map(|view| linear(backend, view, None));
+            let run = |next| {
+                let (step, x) = (StepMetadata::default(), tensor(backend, &x, hidden));
+                let (mut out, mut residual) =
+                    (backend.alloc(rows, wide).unwrap(), tensor(backend, &vec![1.0; rows * hidden], hidden));
+                let (gate, activation) = (gated.then_some(&gate), Activation::Silu);
+                backend.gate_up(GateUpArgs { x: &x, norm: None, gate, up: &up, activation, out: &mut out, next }, &step);
+                let args = ResidualArgs { x: &out, linear: &down, post_norm: None, scale: 0.5, residual: &mut residual };
+                backend.linear_residual(args, &step);
+                fetched(backend, residual)
+            };
+            let (told, untold) = (run(Some(&down)), run(None));
+            assert!(told.iter().any(|x| *x != 1.0) && told == untold, "{dtype}, {rows} rows, gated {gated}");
         }
     }
 }
@@ -281,7 +313,10 @@ fn rotation_cache_and_attention_of_decodes_beside_prompts() {
                 q = tensor(backend, &rounded, 6 * head_dim);
             }
             let mut out = backend.alloc(rows, 6 * head_dim).unwrap();
-            backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params }, &step);
+            backend.attention(
+                AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params, next: None },
+                &step,
+            );
             let mut written = vec![0.0; head_dim];
             let slot = step.groups[0].slot_mapping[23] as usize;
             cache.read(KvSide::Key, KvPlace { layer: 0, slot, head: 1 }, &mut written);
@@ -321,7 +356,10 @@ fn rows_that_see_keys_behind_them() {
             let [mut q, mut k, mut v] = [(&q, 6), (&k, 2), (&v, 2)].map(|(x, heads)| tensor(backend, &round(x), heads * 64));
             backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&mut v))), None, (&cache, 0)), &step);
             let mut out = backend.alloc(rows, 6 * 64).unwrap();
-            backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params }, &step);
+            backend.attention(
+                AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params, next: None },
+                &step,
+            );
             fetched(backend, out)
         };
         let tolerance = if dtype == KvDType::F32 { 1e-5 } else { 1e-2 };
@@ -386,7 +424,8 @@ fn in_chunks(cache_type: KvDType, precision: Precision, window: Option<usize>, c
         backend.begin_step(&step);
         backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&mut v))), None, (&cache, 0)), &step);
         let mut out = backend.alloc(count, 6 * head_dim).unwrap();
-        backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params }, &step);
+        backend
+            .attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params, next: None }, &step);
         all.extend(fetched(backend, out));
     }
     all
@@ -423,7 +462,15 @@ fn a_normed_row_has_the_bits_that_it_has_beside_others() {
             let [one, two, out] = &mut outs;
             let mut projections = [Projection { linear: &gate, out: one }, Projection { linear: &up, out: two }];
             backend.norm_linear(&x, Some(&norm), &mut projections, &step);
-            let args = GateUpArgs { x: &x, norm: Some(&norm), gate: Some(&gate), up: &up, activation: Activation::Silu, out };
+            let args = GateUpArgs {
+                x: &x,
+                norm: Some(&norm),
+                gate: Some(&gate),
+                up: &up,
+                activation: Activation::Silu,
+                out,
+                next: None,
+            };
             backend.gate_up(args, &step);
             outs.map(|out| fetched(backend, out))
         };

@@ -249,7 +249,7 @@ impl Setup {
         backend.norm_linear(&x, Some(&norm), &mut projections, &meta);
         let mut gated = alloc(WIDTH);
         let (gate, up, activation) = (Some(&layers.gate), &layers.up, Activation::Silu);
-        backend.gate_up(GateUpArgs { x: &x, norm: Some(&norm), gate, up, activation, out: &mut gated }, &meta);
+        backend.gate_up(GateUpArgs { x: &x, norm: Some(&norm), gate, up, activation, out: &mut gated, next: None }, &meta);
         let mut residuals: Vec<_> = (0..2).map(|_| tensor(backend, &step.x, COLS)).collect();
         for (residual, post_norm) in residuals.iter_mut().zip([None, Some(&norm)]) {
             let args = ResidualArgs { x: &q, linear: &layers.o, post_norm, scale: 0.25, residual: &mut *residual };

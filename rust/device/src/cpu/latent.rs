@@ -97,7 +97,7 @@ pub fn latent_attention(
     let isa = context.isa;
     let args = RopeArgs { q: absorbed, kv, q_norm, k_norm, v_norm: None, norms_last, q_scale, rope, cache, layer };
     rope_and_cache(args, step, isa, context.pool);
-    let args = AttentionArgs { q: absorbed, out: attended, cache, layer, sinks: None, params };
+    let args = AttentionArgs { q: absorbed, out: attended, cache, layer, sinks: None, params, next: None };
     attention(args, step, isa, context.pool, attention_scratch);
     out.set_rows(rows);
     for (head, up) in weights.value_up.iter().enumerate() {

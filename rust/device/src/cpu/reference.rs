@@ -422,7 +422,7 @@ impl Phases for ReferenceBackend {
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
-        let AttentionArgs { q, out, cache, layer, sinks, params } = args;
+        let AttentionArgs { q, out, cache, layer, sinks, params, next: _ } = args;
         let KvLayer { group, shape: KvShape { k_dim, v_dim, .. }, .. } = *cache.layer(layer);
         let (group, block_size) = (&step.groups[group], cache.spec().block_size);
         let queries_per_kv = params.num_heads / params.num_kv_heads;

@@ -7,8 +7,7 @@ use crate::{
     RopeStyle, StepMetadata, Tensor, WorkspaceShape,
     attention::NormParts,
     kernel_args::{
-        self, ActivationKind, AttentionMerge, AttentionMergeArgs, AttentionWork, DevicePtr, ElementType, HeadNormArgs,
-        RopeAndCacheArgs,
+        self, ActivationKind, AttentionMerge, AttentionMergeArgs, AttentionWork, DevicePtr, HeadNormArgs, RopeAndCacheArgs,
     },
 };
 
@@ -238,7 +237,7 @@ impl StepLists {
         Ok(plan)
     }
 
-    /// Attention over the cache.
+    /// Attention over the cache, into rows that were set and the type that was.
     pub fn attention(
         &mut self,
         driver: &Arc<dyn Driver>,
@@ -246,7 +245,7 @@ impl StepLists {
         args: AttentionArgs<'_>,
         step: &StepMetadata,
     ) -> Result<(), CudaError> {
-        let AttentionArgs { q, out, cache, layer, sinks, params } = args;
+        let AttentionArgs { q, out, cache, layer, sinks, params, next: _ } = args;
         assert!(sinks.is_none_or(|sinks| sinks.len() == params.num_heads), "sinks of {} heads", params.num_heads);
         let sinks = sinks.map_or(Ok(0), |sinks| constants.of(driver, sinks))?;
         let (spec, layer) = (cache.spec(), cache.layer(layer));
@@ -255,7 +254,6 @@ impl StepLists {
         assert_eq!(step.num_reqs(), self.num_reqs, "the step that was begun");
         let width = params.num_heads * params.head_dim;
         assert_eq!((q.cols(), out.cols()), (width, width), "columns of queries and output");
-        out.set_rows(q.rows());
         let queries_per_kv = params.num_heads / params.num_kv_heads;
         let alone = spec.dtype == KvDType::F32 || params.precision == Precision::Deterministic;
         let shape = PlanShape {
@@ -271,7 +269,7 @@ impl StepLists {
         };
         let plan = self.plan(group, shape, step)?;
         let [part_out, part_lse] = self.parts(driver, plan.num_parts, [params.num_heads, width])?;
-        let out = device_at(out);
+        let (out, out_type) = (device_at(out), out.element() as u32);
         let LayerPlanes { k_plane, v_plane, block_stride } = blocks(cache).layer(spec, layer);
         let layout = spec.layout(&layer.shape, KvSide::Key, block_stride);
         let base = kernel_args::AttentionArgs {
@@ -295,7 +293,7 @@ impl StepLists {
             q_stride: q.cols() as u32,
             window: params.window.unwrap_or(0) as u32,
             chunk: params.chunk.unwrap_or(0) as u32,
-            out_type: ElementType::F32 as u32,
+            out_type,
             scale: params.scale,
             softcap: params.softcap.unwrap_or(0.0),
             ..kernel_args::AttentionArgs::default()

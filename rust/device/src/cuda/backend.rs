@@ -92,6 +92,15 @@ pub(super) struct State {
     up: Scratch,
 }
 
+impl State {
+    /// What rows are left as that only one product reads.
+    fn next_element(&self, next: Option<&Linear>, rows: usize) -> ElementType {
+        // Adapters read f32.
+        let next = next.filter(|next| !self.lora.touches(&[plain(next, 0)]));
+        next.map_or(ElementType::F32, |next| self.dense.input_element(rows, [cuda(next)]))
+    }
+}
+
 impl CudaBackend {
     /// A backend over a driver, which chooses everything itself.
     ///
@@ -265,22 +274,24 @@ impl CudaBackend {
         let state = &mut *self.state();
         let count = args.x.rows();
         args.out.set_rows(count);
-        let cols = args.out.cols();
+        let (cols, element) = (args.out.cols(), state.next_element(args.next, count));
         assert_eq!(args.up.out_features, cols, "columns of the output");
         let (out, activation) = (device(args.out).at(), Gating::of(args.activation));
         let Some(gate) = args.gate else {
             // SAFETY: the output has the rows of the input and the checked width.
             unsafe { self.multiply(state, rows(args.x), args.norm, &[plain(args.up, out)])? };
             let gated = Rows { at: out, count, cols, element: ElementType::F32 };
-            return self.activate(gated, 0, out, activation);
+            // In place, where values are as wide as before.
+            return self.activate(gated, 0, (out, ElementType::F32), activation);
         };
+        args.out.set_element(element);
         assert_eq!(gate.out_features, cols, "columns of the output");
         let gated = state.projected.floats(&self.driver, count * cols)?;
         let up = state.up.floats(&self.driver, count * cols)?;
         // SAFETY: both buffers were made for the products.
         unsafe { self.multiply(state, rows(args.x), args.norm, &[plain(gate, gated), plain(args.up, up)])? };
         let gated = Rows { at: gated, count, cols, element: ElementType::F32 };
-        self.activate(gated, up, out, activation)
+        self.activate(gated, up, (out, element), activation)
     }
 
     fn try_sample(
@@ -335,7 +346,7 @@ pub(super) fn device(tensor: &Tensor) -> &DeviceMemory {
 
 /// The rows in use.
 pub(super) fn rows(tensor: &Tensor) -> Rows {
-    Rows { at: device(tensor).at(), count: tensor.rows(), cols: tensor.cols(), element: ElementType::F32 }
+    Rows { at: device(tensor).at(), count: tensor.rows(), cols: tensor.cols(), element: tensor.element() }
 }
 
 /// The weight on the device.
@@ -555,8 +566,11 @@ impl Phases for CudaBackend {
     }
 
     fn attention(&self, args: AttentionArgs<'_>, step: &StepMetadata) {
-        let State { lists, constants, .. } = &mut *self.state();
-        done(lists.attention(&self.driver, constants, args, step));
+        let state = &mut *self.state();
+        let element = state.next_element(args.next, args.q.rows());
+        args.out.set_rows(args.q.rows());
+        args.out.set_element(element);
+        done(state.lists.attention(&self.driver, &mut state.constants, args, step));
     }
 
     fn linear_residual(&self, args: ResidualArgs<'_>, _: &StepMetadata) {

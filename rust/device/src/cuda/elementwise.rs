@@ -84,7 +84,13 @@ impl CudaBackend {
     }
 
     /// `out = activation(gate) * up`, or `activation(gate)` where `up` is 0.
-    pub(super) fn activate(&self, gate: Rows, up: DevicePtr, out: DevicePtr, gating: Gating) -> Result<(), CudaError> {
+    pub(super) fn activate(
+        &self,
+        gate: Rows,
+        up: DevicePtr,
+        out: (DevicePtr, ElementType),
+        gating: Gating,
+    ) -> Result<(), CudaError> {
         self.activate_part(gate, (up, gate.cols), out, gating)
     }
 
@@ -93,25 +99,25 @@ impl CudaBackend {
         &self,
         gate: Rows,
         (up, up_stride): (DevicePtr, usize),
-        out: DevicePtr,
+        (out, element): (DevicePtr, ElementType),
         gating: Gating,
     ) -> Result<(), CudaError> {
+        let value_bytes = if element == ElementType::F32 { size_of::<f32>() } else { 2 };
         let bytes = |cols: usize| (cols * size_of::<f32>()) as u64;
         let Gating { activation, weights, alpha, limit, xielu: Xielu { positive, negative, linear, eps } } = gating;
         for first in (0..gate.count).step_by(MAX_GRID_Y) {
             let num_rows = MAX_GRID_Y.min(gate.count - first);
-            let offset = bytes(first * gate.cols);
             let args = GatedActivationArgs {
-                gate: gate.at + offset,
+                gate: gate.at + bytes(first * gate.cols),
                 up: if up == 0 { 0 } else { up + bytes(first * up_stride) },
                 weights: if weights == 0 { 0 } else { weights + (first * size_of::<f32>()) as u64 },
-                out: out + offset,
+                out: out + (first * gate.cols * value_bytes) as u64,
                 num_rows: num_rows as u32,
                 cols: gate.cols as u32,
                 gate_stride: gate.cols as u32,
                 up_stride: up_stride as u32,
                 activation,
-                out_type: ElementType::F32 as u32,
+                out_type: element as u32,
                 alpha,
                 limit,
                 positive,
@@ -163,7 +169,7 @@ impl ElementwisePhases for CudaBackend {
         assert!(x.rows() == by.rows() && first + x.cols() <= by.cols(), "rows and columns that are multiplied");
         let (x, part) = (rows(x), device(by).at() + (first * size_of::<f32>()) as u64);
         let gating = Gating { activation: ActivationKind::Identity as u32, ..Gating::default() };
-        done(self.activate_part(x, (part, by.cols()), x.at, gating));
+        done(self.activate_part(x, (part, by.cols()), (x.at, x.element), gating));
     }
 
     fn scale(&self, x: &mut Tensor, factor: f32) {
@@ -177,6 +183,6 @@ impl ElementwisePhases for CudaBackend {
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {
         assert_eq!([gate.rows(), gate.cols()], [up.rows(), up.cols()], "rows and columns of a gate and what it gates");
         let gate = rows(gate);
-        done(self.activate(gate, device(up).at(), gate.at, Gating::of(activation)));
+        done(self.activate(gate, device(up).at(), (gate.at, gate.element), Gating::of(activation)));
     }
 }

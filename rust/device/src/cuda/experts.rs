@@ -326,7 +326,7 @@ impl CudaBackend {
             lora.adapt_experts(driver, x, &choices(false), &adapted_gates)?;
             let weights = if experts.scales_input { routed.weights } else { 0 };
             let gated = Rows { at: gate, count: entries, cols: width, element: ElementType::F32 };
-            self.activate(gated, up, gate, Gating { weights, ..gating(experts.activation) })?;
+            self.activate(gated, up, (gate, ElementType::F32), Gating { weights, ..gating(experts.activation) })?;
             grouped::multiply(driver, &input(gated, downs.first, routed.places)?, &[(downs, given, x.cols)])?;
             let adapted_downs = [adapted(|it| &it.down, downs, given, x.cols)];
             lora.adapt_experts(driver, gated, &choices(true), &adapted_downs)?;
@@ -357,7 +357,7 @@ impl CudaBackend {
         // SAFETY: `x` is a buffer of its shape; the others were made for its rows and these widths.
         unsafe {
             self.products(state, x, &products)?;
-            self.activate(rows, other, gated, gating(activation))?;
+            self.activate(rows, other, (gated, ElementType::F32), gating(activation))?;
             self.products(state, rows, &[plain(down, out)])?;
         }
         Ok((out, logits))

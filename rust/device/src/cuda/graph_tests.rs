@@ -73,7 +73,7 @@ impl Layer {
             }
             backend.rope_and_cache(RopeArgs::new(q, Some((k, Some(v))), Some(rope), (cache, 0)), step);
             let params = AttentionParams { scale: 0.1, ..AttentionParams::new([2, 1, DIM], Precision::Fast) };
-            backend.attention(AttentionArgs { q, out: attention, cache, layer: 0, sinks: None, params }, step);
+            backend.attention(AttentionArgs { q, out: attention, cache, layer: 0, sinks: None, params, next: None }, step);
             let args = ResidualArgs { x: attention, linear: output, post_norm: None, scale: 1.0, residual: hidden };
             backend.linear_residual(args, step);
         };

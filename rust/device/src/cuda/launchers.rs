@@ -133,6 +133,7 @@ fn norm_and_gate(backend: &CudaBackend) {
             up: &linear,
             activation: Activation::Silu,
             out: &mut out,
+            next: None,
         };
         backend.gate_up(args, &StepMetadata::default());
         let args = ResidualArgs { x: &out, linear: &linear, post_norm: Some(&norm), scale: 1.0, residual: &mut residual };
@@ -273,7 +274,7 @@ fn attend(backend: &CudaBackend, cache: &CacheEngine) {
     backend.begin_step(&step);
     backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&mut v))), None, (cache, 0)), &step);
     let params = AttentionParams { scale: 1.0, ..AttentionParams::new([num_heads, 1, head_dim], Precision::Fast) };
-    backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: 0, sinks: None, params }, &step);
+    backend.attention(AttentionArgs { q: &q, out: &mut out, cache, layer: 0, sinks: None, params, next: None }, &step);
     cache.copy_blocks(&[(1, 2)]);
 }
 

@@ -89,6 +89,7 @@ pub struct Rows {
 pub unsafe fn multiply_stored(driver: &Arc<dyn Driver>, x: Rows, products: &[Product<'_>]) -> Result<(), CudaError> {
     let [Product { linear, scale, accumulate, .. }, ..] = products else { return Ok(()) };
     let Form::Stored(stored) = &linear.form else { unreachable!("the caller looked") };
+    assert_eq!(x.element, ElementType::F32, "rows of `gemv_*`");
     let most = GEMV_ROWS[GEMV_ROWS.len() - 1];
     let i = GEMV_ROWS.iter().position(|&rows| x.count.min(most) <= rows).expect("at most the largest");
     let (mut targets, mut ctas) = ([GemvTarget::default(); MAX_TARGETS], 0);

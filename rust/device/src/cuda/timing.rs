@@ -151,7 +151,8 @@ impl GpuTimer {
         let mut out = self.backend.alloc(batch, num_heads * head_dim)?;
         let params = AttentionParams::new([num_heads, num_kv_heads, head_dim], Precision::Fast);
         self.time(spec.layers.len(), runs, &mut |layer| {
-            self.backend.attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer, sinks: None, params }, &step);
+            self.backend
+                .attention(AttentionArgs { q: &q, out: &mut out, cache: &cache, layer, sinks: None, params, next: None }, &step);
             Ok(())
         })
     }

@@ -162,7 +162,7 @@ pub fn run(backend: &dyn Backend, case: &Case) -> Vec<f32> {
     step.groups.push(group);
     let mut out = Tensor::new(num_tokens, params.num_heads * head_dim).unwrap();
     backend.attention(
-        AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 1, sinks: case.sinks.as_ref(), params: *params },
+        AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 1, sinks: case.sinks.as_ref(), params: *params, next: None },
         &step,
     );
     backend.fetch(&mut out);

@@ -106,7 +106,7 @@ impl Tower {
             products.normed(hidden, &layer.attn_norm, x);
             products.product(x, linear, bound, out);
         }
-        self.attend(backend, layer, (step, rope), [q, k, v, &mut *out], cache);
+        self.attend(backend, layer, (step, rope), [q, k, v, &mut *out], cache, None);
         products.product(out, &layer.attn_output, bounds.attn_output, q);
         products.add(q, layer.inner.as_ref().map(|inner| &inner.post_attn), hidden);
         let gate = layer.gate.as_ref().expect("a gated network");

@@ -57,7 +57,8 @@ fn convolved(
         let places = first..num_out.min(first + MAX_ROWS);
         let x = stored(backend, &unfolded(rows, cols, stride, places.clone()), linear.in_features)?;
         let mut out: Tensor = backend.alloc(places.len(), linear.out_features)?;
-        let args = GateUpArgs { x: &x, norm: None, gate: None, up: linear, activation: Activation::Gelu, out: &mut out };
+        let args =
+            GateUpArgs { x: &x, norm: None, gate: None, up: linear, activation: Activation::Gelu, out: &mut out, next: None };
         backend.gate_up(args, &StepMetadata::default());
         backend.fetch(&mut out);
         values.extend_from_slice(out.as_slice());

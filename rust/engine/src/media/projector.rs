@@ -117,7 +117,7 @@ fn product(
 ) {
     let step = StepMetadata::default();
     match activation {
-        Some(activation) => backend.gate_up(GateUpArgs { x, norm: None, gate, up: linear, activation, out }, &step),
+        Some(activation) => backend.gate_up(GateUpArgs { x, norm: None, gate, up: linear, activation, out, next: None }, &step),
         None => backend.norm_linear(x, None, &mut [Projection { linear, out }], &step),
     }
 }

@@ -107,14 +107,14 @@ impl Resampler {
             ];
             backend.norm_linear(&latents, Some(&layer.latents_norm), projections, &of_latents);
             backend.rope_and_cache(RopeArgs::new(&mut q, Some((&mut k, Some(&mut v))), None, (&cache, 0)), &of_latents);
-            let args = AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params };
+            let args = AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params, next: None };
             backend.attention(args, &of_latents);
             let add = |x: &Tensor, linear: &Linear, residual: &mut Tensor| {
                 backend.linear_residual(ResidualArgs { x, linear, post_norm: None, scale: 1.0, residual }, &of_latents);
             };
             add(&out, &layer.output, &mut latents);
             let (gate, up, activation) = (Some(&layer.gate), &layer.up, self.config.activation);
-            let args = GateUpArgs { x: &latents, norm: Some(&layer.ffn_norm), gate, up, activation, out: &mut inner };
+            let args = GateUpArgs { x: &latents, norm: Some(&layer.ffn_norm), gate, up, activation, out: &mut inner, next: None };
             backend.gate_up(args, &of_latents);
             add(&inner, &layer.down, &mut latents);
         }
@@ -129,7 +129,7 @@ impl Resampler {
         let (mut inner, mut out) =
             (backend.alloc(x.rows(), self.config.inner_size)?, backend.alloc(x.rows(), self.config.hidden_size)?);
         let (gate, up, activation) = (Some(&self.gate), &self.up, self.config.activation);
-        backend.gate_up(GateUpArgs { x, norm: None, gate, up, activation, out: &mut inner }, &step);
+        backend.gate_up(GateUpArgs { x, norm: None, gate, up, activation, out: &mut inner, next: None }, &step);
         backend.norm_linear(&inner, None, &mut [Projection { linear: &self.down, out: &mut out }], &step);
         Ok(out)
     }

@@ -455,18 +455,19 @@ impl Tower {
             Projection { linear: of_v, out: &mut *v },
         ];
         backend.norm_linear(hidden, Some(&layer.attn_norm), projections, step);
-        self.attend(backend, layer, (step, rope), [q, k, v, out], cache);
+        self.attend(backend, layer, (step, rope), [q, k, v, out], cache, Some(&layer.attn_output));
         let [post_attn, post_ffn] = layer.inner.as_ref().map_or([None; 2], |inner| [&inner.post_attn, &inner.post_ffn].map(Some));
         let add = |x: &Tensor, linear: &Linear, post_norm: Option<&Norm>, residual: &mut Tensor| {
             backend.linear_residual(ResidualArgs { x, linear, post_norm, scale: 1.0, residual }, step);
         };
         add(out, &layer.attn_output, post_attn, hidden);
         let (gate, up, activation) = (layer.gate.as_ref(), &layer.up, self.config.activation);
-        backend.gate_up(GateUpArgs { x: hidden, norm: Some(&layer.ffn_norm), gate, up, activation, out: inner }, step);
+        let (norm, next) = (Some(&layer.ffn_norm), Some(&layer.down));
+        backend.gate_up(GateUpArgs { x: hidden, norm, gate, up, activation, out: inner, next }, step);
         add(inner, &layer.down, post_ffn, hidden);
     }
 
-    /// From queries, keys and values to what attention gives.
+    /// From queries, keys and values to what attention gives; `next`: see [`AttentionArgs::next`].
     pub(super) fn attend(
         &self,
         backend: &dyn Backend,
@@ -474,6 +475,7 @@ impl Tower {
         (step, rope): (&StepMetadata, Option<&RopeTable>),
         [q, k, v, out]: [&mut Tensor; 4],
         cache: &CacheEngine,
+        next: Option<&Linear>,
     ) {
         let head_norm = |norm| HeadNorm { norm, span: NormSpan::Head };
         let [q_norm, k_norm, v_norm] =
@@ -485,7 +487,7 @@ impl Tower {
         if layer.inner.is_some() {
             params.scale = 1.0;
         }
-        backend.attention(AttentionArgs { q, out, cache, layer: 0, sinks: None, params }, step);
+        backend.attention(AttentionArgs { q, out, cache, layer: 0, sinks: None, params, next }, step);
     }
 
     fn steps(&self, tiles: &[(&Tile, &Grid)]) -> Pass {

@@ -111,7 +111,8 @@ impl Attention {
         let AttentionConfig { num_heads, num_kv_heads, head_dim, scale, mask, window, chunk, softcap, .. } = self.config;
         let precision = cx.run.precision;
         let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, mask, window, chunk, softcap, precision };
-        backend.attention(AttentionArgs { q, out, cache, layer, sinks: self.sinks.as_ref(), params }, cx.step);
+        let next = self.gate.is_none().then_some(&self.output);
+        backend.attention(AttentionArgs { q, out, cache, layer, sinks: self.sinks.as_ref(), params, next }, cx.step);
         if self.gate.is_some() {
             let phases = backend.recurrent_phases().expect("the plan was refused where nothing computes gates of attention");
             phases.gate(out, gate);

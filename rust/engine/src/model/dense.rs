@@ -58,7 +58,7 @@ impl Dense {
             phases.gated(activation, out, of_up);
             return;
         }
-        backend.gate_up(GateUpArgs { x: cx.hidden, norm, gate, up, activation, out }, cx.step);
+        backend.gate_up(GateUpArgs { x: cx.hidden, norm, gate, up, activation, out, next: Some(&self.down) }, cx.step);
     }
 
     /// What is added to the hidden state: a product.

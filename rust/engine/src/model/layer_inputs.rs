@@ -113,7 +113,8 @@ impl LayerInput {
         let (backend, step, inputs) = (cx.run.backend, cx.step, cx.inputs.expect("inputs of the layers of this step"));
         let [.., out] = &mut *cx.buffers;
         out.set_cols(self.width);
-        let args = GateUpArgs { x: cx.hidden, norm: None, gate: None, up: &self.gate, activation: self.activation, out };
+        let args =
+            GateUpArgs { x: cx.hidden, norm: None, gate: None, up: &self.gate, activation: self.activation, out, next: None };
         backend.gate_up(args, step);
         let phases = backend.elementwise_phases().expect("the plan was refused where nothing computes inputs of layers");
         phases.multiply(out, inputs, self.first);

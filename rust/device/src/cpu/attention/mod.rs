@@ -193,7 +193,7 @@ pub(crate) fn workspace_bytes(shape: &WorkspaceShape, isa: Isa, num_threads: usi
 
 /// [`crate::Phases::attention`]; the machine must have `isa`.
 pub(crate) fn attention(args: AttentionArgs<'_>, step: &StepMetadata, isa: Isa, pool: &ThreadPool, scratch: &AttentionScratch) {
-    let AttentionArgs { q, out, cache, layer, sinks, params } = args;
+    let AttentionArgs { q, out, cache, layer, sinks, params, next: _ } = args;
     let layer = cache.layer(layer);
     let group = &step.groups[layer.group];
     assert_eq!([q.cols(), out.cols()], [params.num_heads * params.head_dim; 2], "columns of q and out");

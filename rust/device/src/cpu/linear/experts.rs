@@ -194,7 +194,11 @@ fn network(
     let out = inner.rows(x.rows(), width);
     match activation {
         ExpertActivation::Gated(activation) => {
-            gate_up(context, scratch, GateUpArgs { x, norm: None, gate: Some(&expert.gate), up: &expert.up, activation, out });
+            gate_up(
+                context,
+                scratch,
+                GateUpArgs { x, norm: None, gate: Some(&expert.gate), up: &expert.up, activation, out, next: None },
+            );
         }
         ExpertActivation::Clamped { alpha, limit } => {
             let up = up.rows(x.rows(), width);

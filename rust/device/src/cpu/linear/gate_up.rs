@@ -27,7 +27,9 @@ pub fn gate_up(context: LinearContext<'_>, scratch: &mut LinearScratch, args: Ga
     if AdapterRows::touch(context.adapters, args.gate.into_iter().chain([args.up])) {
         return adapted(context, scratch, args);
     }
-    let GateUpArgs { x, norm, gate: Some(gate), up, activation, out } = args else { return ungated(context, scratch, args) };
+    let GateUpArgs { x, norm, gate: Some(gate), up, activation, out, next: _ } = args else {
+        return ungated(context, scratch, args);
+    };
     let (gate, up) = (gate.weight::<CpuLinear>(), up.weight::<CpuLinear>());
     for weight in [gate, up] {
         assert_in(x, weight);
@@ -118,7 +120,7 @@ pub(super) fn pairs_of_panels(
 
 /// [`gate_up`] where adapters do something to the weights: the products stand by themselves first.
 fn adapted(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUpArgs<'_>) {
-    let GateUpArgs { x, norm, gate, up, activation, out } = args;
+    let GateUpArgs { x, norm, gate, up, activation, out, next: _ } = args;
     let (rows, cols) = (x.rows(), up.out_features);
     let Some(gate) = gate else {
         norm_linear(context, scratch, x, norm, &mut [Projection { linear: up, out: &mut *out }]);

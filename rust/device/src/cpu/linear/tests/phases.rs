@@ -205,7 +205,7 @@ fn fused_phases_are_the_plain_operations_one_after_the_other() {
                 let ups: Vec<f64> = ups.iter().enumerate().map(|(i, u)| u + f64::from(up_bias[i % n])).collect();
                 let activation = Activation::Silu;
                 for gate in [Some(&linears[0]), None] {
-                    let args = GateUpArgs { x: &x, norm: Some(&norm), gate, up: &up, activation, out: &mut out };
+                    let args = GateUpArgs { x: &x, norm: Some(&norm), gate, up: &up, activation, out: &mut out, next: None };
                     gate_up(context, &mut scratch, args);
                     let gated =
                         plain(&normed, 0).into_iter().zip(&ups).map(|(g, u)| plain_activation(activation, f64::from(g)) * u);
@@ -234,8 +234,15 @@ fn gate_and_up_of_few_rows_have_the_bits_of_many() {
             let [gate, up] = weights.each_ref().map(|weight| linear(weight, precision, isa, &pool));
             let run = |x: &Tensor| {
                 let mut out = Tensor::new(rows, n).expect("memory");
-                let args =
-                    GateUpArgs { x, norm: Some(&norm), gate: Some(&gate), up: &up, activation: Activation::Silu, out: &mut out };
+                let args = GateUpArgs {
+                    x,
+                    norm: Some(&norm),
+                    gate: Some(&gate),
+                    up: &up,
+                    activation: Activation::Silu,
+                    out: &mut out,
+                    next: None,
+                };
                 gate_up(LinearContext { pool: &pool, isa, adapters: &[] }, &mut LinearScratch::default(), args);
                 out.as_slice().iter().map(|v| v.to_bits()).collect::<Vec<_>>()
             };
