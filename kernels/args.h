@@ -187,6 +187,28 @@ struct LayerInputsArgs {
     float eps, scale;
 };
 
+constexpr uint32_t MAX_STREAMS = 8;
+
+// streams_predict, streams_correct: residual streams of rows, mixed with each other or changed by what a layer has.
+struct StreamsArgs {
+    float* streams[MAX_STREAMS]; // [num_rows, cols] each; null from num_streams on
+    const float* routed;         // [num_rows, num_streams]
+    const float* coefficients;   // [num_streams * num_streams, num_streams] to predict, [num_streams, num_streams] to correct
+    const float* scale;          // [cols] or null: of hidden, to correct
+    float* hidden;               // [num_rows, cols]
+    uint32_t num_rows, cols;     // cols: a multiple of 4
+    uint32_t num_streams, active;
+};
+
+// add_rows: x = (x + other) * value; match_size: x as large as other; keep_largest: value is how many deviations.
+struct StreamRowsArgs {
+    float* x;           // [num_rows, cols]
+    const float* other; // likewise
+    uint32_t num_rows, cols;
+    float value;
+    uint32_t reserved;
+};
+
 // embed_*: out[i] = table[token_ids[i]] * scale.
 struct EmbedArgs {
     const uint8_t* table; // [vocab_size, row_bytes] bytes

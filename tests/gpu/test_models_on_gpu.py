@@ -29,8 +29,7 @@ pytestmark = pytest.mark.gpu
 # A short convolution, Mamba-2 and the gated delta rule, without mixtures of experts beside them.
 RECURRENT = ["lfm2", "granitemoehybrid-dense", "qwen3_5"]
 EXACT = ["llama", "mistral-window", "gemma3", *RECURRENT]
-# Gemma 3n has phases that a GPU lacks.
-DRAWN_ON_GPU = sorted({folder.name for folder in DRAWN.iterdir()} - {"gemma3n"})
+DRAWN_MODELS = sorted(folder.name for folder in DRAWN.iterdir())
 ADAPTERS = ["llama-all-rslora", "llama-dora", "llama-embed-head", "llama-save", "llama-tokens", "qwen2-bias", "qwen3-moe-experts"]
 
 
@@ -88,7 +87,7 @@ def test_goldens_of_more_families(folder: str, name: str, device: str) -> None:
     assert sum(check_teacher_forced(golden_runner, case, LOGPROB, MARGIN) for case in (some[0], some[-1])) > 20
 
 
-@pytest.mark.parametrize("name", DRAWN_ON_GPU)
+@pytest.mark.parametrize("name", DRAWN_MODELS)
 def test_drawn_goldens(name: str, device: str, tmp_path: Path) -> None:
     write_model(name, tmp_path)
     golden_runner = Runner(which=Which.Plain(str(tmp_path), dtype=ModelDType.F32), device=device, pa_ctxt_len=2048)

@@ -17,6 +17,8 @@ pub use lora::*;
 pub use products::*;
 pub use sample::*;
 
+use crate::MAX_STREAMS;
+
 /// An address in device memory; 0 is none.
 pub type DevicePtr = u64;
 
@@ -109,6 +111,33 @@ pub struct LayerInputsArgs {
     pub width: u32,
     pub eps: f32,
     pub scale: f32,
+}
+
+/// `streams_predict`, `streams_correct`: residual streams of rows, mixed with each other or changed by what a layer has.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StreamsArgs {
+    pub streams: [DevicePtr; MAX_STREAMS],
+    pub routed: DevicePtr,
+    pub coefficients: DevicePtr,
+    pub scale: DevicePtr,
+    pub hidden: DevicePtr,
+    pub num_rows: u32,
+    pub cols: u32,
+    pub num_streams: u32,
+    pub active: u32,
+}
+
+/// `add_rows`, `match_size`, `keep_largest`: rows beside others, or by themselves.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StreamRowsArgs {
+    pub x: DevicePtr,
+    pub other: DevicePtr,
+    pub num_rows: u32,
+    pub cols: u32,
+    pub value: f32,
+    pub reserved: u32,
 }
 
 /// `gather_rows`: out[i] = x[rows[i]].

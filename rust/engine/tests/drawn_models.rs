@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use cases::{BF16, Case, EXACT, cases_of, check_cases};
 use common::{Harness, MAX_TOKENS, golden_dir, load};
 use device::{
-    Backend, KvDType, Precision,
+    KvDType, Precision,
     cpu::{CpuBackend, Isa, ReferenceBackend},
     cuda::CudaBackend,
 };
@@ -21,7 +21,7 @@ use kernel_tests::{EmulatedDriver, Order};
 /// Some that are dense, and some with experts.
 const CHUNKED: [&str; 5] = ["dots1", "gemma3n", "gemma4", "gemma4-moe", "olmo3"];
 /// What their kernels are asked for, no other golden asks for.
-const ON_CUDA: [&str; 6] = ["afmoe", "apertus", "gemma4", "gemma4-moe", "jais2", "mistral4"];
+const ON_CUDA: [&str; 7] = ["afmoe", "apertus", "gemma3n", "gemma4", "gemma4-moe", "jais2", "mistral4"];
 
 fn names() -> Vec<String> {
     let mut names: Vec<_> =
@@ -105,15 +105,6 @@ fn cuda_backend_agrees_with_drawn_goldens() {
             });
         }
     });
-}
-
-#[test]
-fn several_residual_streams_are_refused_on_cuda_by_name() {
-    let (_folder, source) = drawn::model("gemma3n");
-    let backend: Arc<dyn Backend> = Arc::new(CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap());
-    let Err(error) = Engine::load_onto(&backend, &source, &EngineConfig::default(), &|_| ()) else { panic!("it was loaded") };
-    let text = error.to_string();
-    assert!(text.contains("gemma3n has") && text.contains("which cuda does not compute yet"), "{text}");
 }
 
 #[test]

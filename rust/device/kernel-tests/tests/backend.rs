@@ -1,10 +1,10 @@
 //! Every phase of `CudaBackend` against the plain backend.
 
 use device::{
-    Activation, AttentionArgs, AttentionParams, Backend, DType, EmbedArgs, EmbeddingTable, GateUpArgs, GgmlType, HeadNorm,
-    KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, LayerInputArgs, Linear, LinearOptions, Mask, Norm, NormKind,
-    NormSpan, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, WeightView, Xielu,
-    cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes,
+    Activation, AttentionArgs, AttentionParams, Backend, Constant, DType, EmbedArgs, EmbeddingTable, GateUpArgs, GgmlType,
+    HeadNorm, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, LayerInputArgs, Linear, LinearOptions, Mask, Norm,
+    NormKind, NormSpan, Precision, Projection, ResidualArgs, RopeArgs, RopeStyle, RopeTable, StepMetadata, StreamArgs,
+    WeightView, Xielu, cpu::ReferenceBackend, cuda::CudaBackend, mmap::Bytes,
 };
 use kernel_tests::{
     Order, assert_close, driver,
@@ -429,6 +429,40 @@ fn in_chunks(cache_type: KvDType, precision: Precision, window: Option<usize>, c
         all.extend(fetched(backend, out));
     }
     all
+}
+
+#[test]
+fn streams_are_mixed_changed_copied_and_cut_off() {
+    let mut rng = Rng::new(13);
+    for (rows, cols, count, active) in [(1, 64, 4, 0), (3, 1100, 8, 5), (2, 2048, 2, 1), (5, 36, 1, 0)] {
+        let streams: Vec<_> = (0..count).map(|_| floats(&mut rng, rows * cols)).collect();
+        let [hidden, scale] = [rows * cols, cols].map(|n| floats(&mut rng, n));
+        let routed = floats(&mut rng, rows * count);
+        let [to_predict, to_correct] = [count.pow(3), count.pow(2)].map(|n| Constant::from(floats(&mut rng, n)));
+        let (scale, norm) = (Constant::from(scale), norm(&mut rng, cols));
+        let run = |backend: &dyn Backend| {
+            let phases = backend.stream_phases().unwrap();
+            let mut streams: Vec<_> = streams.iter().map(|stream| tensor(backend, stream, cols)).collect();
+            let (mut hidden, routed) = (tensor(backend, &hidden, cols), tensor(backend, &routed, count));
+            let mut copies = [(); 2].map(|()| backend.alloc(rows, cols).unwrap());
+            // What a layer would have changed of the active one.
+            let (mut predicted, routed) = (backend.alloc(rows, cols).unwrap(), &routed);
+            for (coefficients, is_first) in [(&to_predict, true), (&to_correct, false)] {
+                let hidden = if is_first { &mut predicted } else { &mut hidden };
+                let args = StreamArgs { routed, coefficients, streams: &mut streams, active, hidden };
+                if is_first { phases.predict(args) } else { phases.correct(args, (count > 1).then_some(&scale)) }
+            }
+            let [plain, normed] = &mut copies;
+            phases.copy(&hidden, None, plain);
+            phases.copy(&predicted, Some(&norm), normed);
+            phases.add(normed, plain, 0.75);
+            phases.match_size(plain, &predicted);
+            phases.keep_largest(&mut hidden, 0.5);
+            let all = streams.into_iter().chain([hidden, predicted]).chain(copies);
+            all.flat_map(|tensor| fetched(backend, tensor)).collect()
+        };
+        both_within([1e-4, 1e-4], run, &format!("{rows} rows of {count} streams of {cols}"));
+    }
 }
 
 #[test]

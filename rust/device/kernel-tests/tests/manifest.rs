@@ -36,6 +36,8 @@ fn argument_structs_have_the_same_size_on_both_sides() {
         GatherRowsArgs,
         ScaleAndClampArgs,
         LayerInputsArgs,
+        StreamsArgs,
+        StreamRowsArgs,
         RoundValuesArgs,
         FillBiasArgs,
         EmbedArgs,

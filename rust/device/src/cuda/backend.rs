@@ -9,7 +9,8 @@ use crate::{
     Adapter, AdapterRows, AttentionArgs, Backend, BackendInfo, BackendMemory, CacheEngine, DType, Device, DeviceError,
     DeviceSampler, ElementwisePhases, EmbedArgs, EmbeddingTable, ExpertPhases, GateUpArgs, HeadNorm, KvCacheSpec, KvDType,
     KvShape, LatentPhases, Linear, LinearOptions, Norm, NormSpan, Phases, Precision, Projection, RecurrentPhases, ResidualArgs,
-    RopeArgs, RowSampling, SampledRow, StateCache, StepGraphs, StepMetadata, StepRecorder, Tensor, WeightView, WorkspaceShape,
+    RopeArgs, RowSampling, SampledRow, StateCache, StepGraphs, StepMetadata, StepRecorder, StreamPhases, Tensor, WeightView,
+    WorkspaceShape,
     cpu::pool::ThreadPool,
     kernel_args::{DevicePtr, ElementType, GatherRowsArgs},
 };
@@ -382,6 +383,10 @@ impl Backend for CudaBackend {
     }
 
     fn latent_phases(&self) -> Option<&dyn LatentPhases> {
+        Some(self)
+    }
+
+    fn stream_phases(&self) -> Option<&dyn StreamPhases> {
         Some(self)
     }
 

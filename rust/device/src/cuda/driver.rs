@@ -10,7 +10,8 @@ use crate::kernel_args::{
     EmbedArgs, FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupTile,
     GroupedArgs, LatentAttentionArgs, LatentCacheArgs, LayerInputsArgs, LoraArgs, LoraDelta, LoraEmbedArgs, LoraEmbedding,
     LoraRow, LoraTile, Mamba2Args, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RecurrentRequest, RopeAndCacheArgs,
-    RoundValuesArgs, RouteArgs, SampleArgs, SampleRow, ScaleAndClampArgs, SigmoidGateArgs, TopLogprobsArgs,
+    RoundValuesArgs, RouteArgs, SampleArgs, SampleRow, ScaleAndClampArgs, SigmoidGateArgs, StreamRowsArgs, StreamsArgs,
+    TopLogprobsArgs,
 };
 
 use super::{CudaError, Gpu, GpuMemory, kernels::Kernel};
@@ -253,7 +254,7 @@ macro_rules! plain {
 plain!(u8, u32, u64, i64, f32, crate::kernel_args::AttentionWork, crate::kernel_args::AttentionMerge);
 plain!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
 plain!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
-plain!(LayerInputsArgs, ScaleAndClampArgs);
+plain!(LayerInputsArgs, ScaleAndClampArgs, StreamRowsArgs, StreamsArgs);
 plain!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs);
 plain!(SampleArgs, SampleRow, TopLogprobsArgs);
 plain!(AddExpertsArgs, GroupTile, GroupedArgs, RouteArgs);

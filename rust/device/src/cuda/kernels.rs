@@ -12,7 +12,7 @@ use crate::{
         FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupedArgs,
         LatentAttentionArgs, LatentCacheArgs, LayerInputsArgs, LoraArgs, LoraEmbedArgs, Mamba2Args, NormArgs,
         PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, ScaleAndClampArgs,
-        SigmoidGateArgs, TopLogprobsArgs,
+        SigmoidGateArgs, StreamRowsArgs, StreamsArgs, TopLogprobsArgs,
     },
 };
 
@@ -106,7 +106,7 @@ macro_rules! args {
     ($($type:ident),* $(,)?) => {$(impl KernelArgs for $type { const NAME: &'static str = stringify!($type); })*};
 }
 args!(AttentionArgs, AttentionMergeArgs, CopyBlocksArgs, EmbedArgs, GatedActivationArgs, GatherRowsArgs);
-args!(LayerInputsArgs, ScaleAndClampArgs);
+args!(LayerInputsArgs, ScaleAndClampArgs, StreamRowsArgs, StreamsArgs);
 args!(GemmArgs, PackedDequantizeArgs, PackedEmbedArgs);
 args!(AddExpertsArgs, GroupedArgs, RouteArgs);
 args!(LatentAttentionArgs, LatentCacheArgs);

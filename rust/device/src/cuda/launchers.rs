@@ -13,7 +13,7 @@ use crate::{
     GatedDelta, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases, LatentQuery,
     LayerInputArgs, Linear, LinearDelta, LinearOptions, LowRank, Magnitude, Mamba2, Norm, NormKind, Phases, Precision,
     Projection, Recurrent, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, RouterScore, RoutingRule, RowSampling,
-    StepMetadata, WeightView, mmap::Bytes,
+    StepMetadata, StreamArgs, WeightView, mmap::Bytes,
 };
 
 /// Kernels that no phase launches: floats are multiplied as they are.
@@ -144,6 +144,21 @@ fn norm_and_gate(backend: &CudaBackend) {
     let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
     phases.layer_inputs(LayerInputArgs { x: &mut x, tokens: &residual, norm: &norm, scale: 1.0 });
     phases.scale(&mut x, 2.0);
+    let phases = backend.stream_phases().unwrap();
+    let (mut streams, mut hidden) = ([(); 2].map(|()| backend.alloc(4, WIDTH).unwrap()), backend.alloc(4, WIDTH).unwrap());
+    let mut routed = backend.alloc(4, 2).unwrap();
+    for tensor in streams.iter_mut().chain([&mut hidden, &mut routed]) {
+        tensor.set_rows(1);
+    }
+    for factors in [4, 2] {
+        let coefficients = &vec![0.0; 2 * factors].into();
+        let args = StreamArgs { routed: &routed, coefficients, streams: &mut streams, active: 0, hidden: &mut hidden };
+        if factors == 4 { phases.predict(args) } else { phases.correct(args, None) }
+    }
+    let [one, other] = &mut streams;
+    phases.add(one, other, 1.0);
+    phases.match_size(one, other);
+    phases.keep_largest(one, 1.0);
 }
 
 /// A row of the token embedding with an adapter, and of a product that is added to.

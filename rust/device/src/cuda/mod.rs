@@ -41,6 +41,7 @@ pub mod report;
 mod ring;
 mod sample;
 mod slabs;
+mod streams;
 mod swap;
 #[cfg(test)]
 mod tests;
