@@ -23,7 +23,7 @@ use kernel_tests::{EmulatedDriver, Order};
 use media::{bits, config, edited, run};
 use serde::Deserialize;
 
-const MODELS: [&str; 20] = [
+const MODELS: [&str; 21] = [
     "llava",
     "llava_next",
     "idefics2",
@@ -44,6 +44,7 @@ const MODELS: [&str; 20] = [
     "aya_vision",
     "pixtral",
     "glm4v",
+    "mllama",
 ];
 
 /// Of these, the ones with recurrent layers, whose hits end at snapshots of states.
@@ -308,6 +309,7 @@ fn preempted_requests_encode_their_images_again() {
         "lfm2_vl",
         "llama4_vision",
         "gemma4_vision",
+        "mllama",
     ] {
         let case = &golden(name).cases[1];
         let mut asked = request(name, case);

@@ -36,6 +36,7 @@ fn the_inputs_of_models_are_those_of_transformers() {
         "llama4_vision",
         "gemma4_vision",
         "cohere2_vision",
+        "mllama",
     ];
     for name in models {
         let dir = root.join(name);

@@ -12,6 +12,7 @@ use super::{
     config::{InnerNorms, Positions, Standard, TowerConfig},
     frames::{Convolutions, STRIDE, WIDTH},
     grid::{Grid, learned, read_patch, rope_table},
+    tiled::TiledTower,
     weights::TowerWeights,
 };
 use crate::EngineError;
@@ -19,7 +20,7 @@ use crate::EngineError;
 /// Patches that are computed together at most, but for a tile that has more.
 pub(crate) const MAX_ROWS: usize = 4096;
 /// Tokens of a block of its storage.
-const BLOCK_SIZE: usize = 32;
+pub(super) const BLOCK_SIZE: usize = 32;
 
 /// A tower that was loaded.
 pub(crate) struct Tower {
@@ -27,14 +28,16 @@ pub(crate) struct Tower {
     precision: Precision,
     stem: Stem,
     /// `[side * side, hidden_size]`, behind that of the class row if there is one.
-    positions: Option<Constant>,
-    class: Option<Constant>,
+    pub(super) positions: Option<Constant>,
+    pub(super) class: Option<Constant>,
     pre_norm: Option<Norm>,
     post_norm: Option<Norm>,
     /// What the last hidden states are multiplied by, less the first of these, times the second.
     standard: Option<(f32, Option<[Constant; 2]>)>,
-    layers: Vec<TowerLayer>,
-    buffers: Option<Buffers>,
+    pub(super) layers: Vec<TowerLayer>,
+    /// Of one that sees all tiles of an image at once.
+    pub(super) tiled: Option<TiledTower>,
+    pub(super) buffers: Option<Buffers>,
 }
 
 /// From tiles to hidden states.
@@ -65,12 +68,14 @@ pub(super) struct TowerLayer {
     has_window: bool,
     pub(super) inner: Option<Inner>,
     bounds: Option<Bounds>,
+    /// What is added to the residual stream is multiplied by these: what attention gives, and the feed-forward network.
+    pub(super) scales: [f32; 2],
 }
 
 /// Activations; rows are patches.
 pub(super) struct Buffers {
     /// What a matrix over patches takes.
-    patches: Option<Tensor>,
+    pub(super) patches: Option<Tensor>,
     pub(super) hidden: Tensor,
     pub(super) q: Tensor,
     pub(super) k: Tensor,
@@ -97,8 +102,18 @@ impl TowerConfig {
     }
 
     /// Values of a patch, of one frame.
-    fn patch_len(&self) -> usize {
+    pub(super) fn patch_len(&self) -> usize {
         if self.frames.is_some() { 0 } else { 3 * self.patch_size * self.patch_size }
+    }
+
+    /// Columns of what comes out: of the last hidden states, and of those that are taken beside them.
+    pub(crate) fn output_size(&self) -> usize {
+        self.hidden_size * (1 + self.tiled.as_ref().map_or(0, |tiled| tiled.taken.len()))
+    }
+
+    /// Patches along a side of a tile, of a tower whose tiles all have one.
+    pub(super) fn side(&self) -> usize {
+        if let Positions::Learned { side } = self.positions { side } else { 0 }
     }
 
     /// Columns of the widest product before the layers, of a tower that hears.
@@ -156,6 +171,46 @@ impl TowerConfig {
     }
 }
 
+impl TowerLayer {
+    /// Asks for the weights of a layer; `named` puts before a name what all names of the tower begin with.
+    pub(super) fn new(
+        weights: &mut TowerWeights<'_>,
+        config: &TowerConfig,
+        layer: usize,
+        named: &dyn Fn(&str) -> String,
+    ) -> Result<Self, EngineError> {
+        let (names, kind) = (config.names, (config.norm, config.eps, 0.0));
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let named = |name: &str| named(&name.replace('*', &layer.to_string()));
+        let scale = |part: usize| if names.scales[part].is_empty() { String::new() } else { named(names.scales[part]) };
+        let is_fused = names.qkv[0] == names.qkv[1];
+        let (num_rows, step) = if is_fused { (3 * hidden, hidden) } else { (hidden, 0) };
+        let mut of_qkv = |part: usize| {
+            let name = named(names.qkv[part]);
+            if names.is_paired && part < 2 {
+                return weights.unpaired(&name, hidden, config.num_heads);
+            }
+            if matches!(config.positions, Positions::Axes { .. }) && part < 2 {
+                return weights.reordered(&name, hidden, |row| in_halves(row, config.head_dim()));
+            }
+            weights.rows_of_linear(&name, num_rows, part * step, [hidden; 2])
+        };
+        Ok(Self {
+            qkv: [of_qkv(0)?, of_qkv(1)?, of_qkv(2)?],
+            attn_norm: weights.norm(&named(names.attn_norm), hidden, kind)?,
+            attn_output: weights.scaled(&named(names.attn_output), &scale(0), [hidden; 2])?,
+            ffn_norm: weights.norm(&named(names.ffn_norm), hidden, kind)?,
+            gate: config.is_gated.then(|| weights.linear(&named(names.gate), [inner, hidden])).transpose()?,
+            up: weights.linear(&named(names.up), [inner, hidden])?,
+            down: weights.scaled(&named(names.down), &scale(1), [hidden, inner])?,
+            has_window: config.windows.as_ref().is_some_and(|windows| !windows.full_layers.contains(&layer)),
+            inner: config.inner_norms.map(|names| Inner::new(weights, config, names, &named)).transpose()?,
+            bounds: if config.is_bounded { Some(Bounds::new(weights, &names, &named)?) } else { None },
+            scales: [1.0; 2],
+        })
+    }
+}
+
 impl Tower {
     pub(crate) fn new(
         weights: &mut TowerWeights<'_>,
@@ -164,40 +219,13 @@ impl Tower {
         precision: Precision,
     ) -> Result<Self, EngineError> {
         let names = config.names;
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let hidden = config.hidden_size;
         let first = config.frames.map_or(names.patch, |frames| frames.names[0]);
         let place = weights.place(places, &format!("{first}.weight"))?;
         let named = |name: &str| format!("{place}{name}");
         let kind = (config.norm, config.eps, 0.0);
-        let mut layers = Vec::with_capacity(config.num_layers);
-        for layer in 0..config.num_layers {
-            let named = |name: &str| named(&name.replace('*', &layer.to_string()));
-            let scale = |part: usize| if names.scales[part].is_empty() { String::new() } else { named(names.scales[part]) };
-            let is_fused = names.qkv[0] == names.qkv[1];
-            let (num_rows, step) = if is_fused { (3 * hidden, hidden) } else { (hidden, 0) };
-            let mut of_qkv = |part: usize| {
-                let name = named(names.qkv[part]);
-                if names.is_paired && part < 2 {
-                    return weights.unpaired(&name, hidden, config.num_heads);
-                }
-                if matches!(config.positions, Positions::Axes { .. }) && part < 2 {
-                    return weights.reordered(&name, hidden, |row| in_halves(row, config.head_dim()));
-                }
-                weights.rows_of_linear(&name, num_rows, part * step, [hidden; 2])
-            };
-            layers.push(TowerLayer {
-                qkv: [of_qkv(0)?, of_qkv(1)?, of_qkv(2)?],
-                attn_norm: weights.norm(&named(names.attn_norm), hidden, kind)?,
-                attn_output: weights.scaled(&named(names.attn_output), &scale(0), [hidden; 2])?,
-                ffn_norm: weights.norm(&named(names.ffn_norm), hidden, kind)?,
-                gate: config.is_gated.then(|| weights.linear(&named(names.gate), [inner, hidden])).transpose()?,
-                up: weights.linear(&named(names.up), [inner, hidden])?,
-                down: weights.scaled(&named(names.down), &scale(1), [hidden, inner])?,
-                has_window: config.windows.as_ref().is_some_and(|windows| !windows.full_layers.contains(&layer)),
-                inner: config.inner_norms.map(|names| Inner::new(weights, config, names, &named)).transpose()?,
-                bounds: if config.is_bounded { Some(Bounds::new(weights, &names, &named)?) } else { None },
-            });
-        }
+        let layers =
+            (0..config.num_layers).map(|layer| TowerLayer::new(weights, config, layer, &named)).collect::<Result<_, _>>()?;
         let positions = match config.positions {
             Positions::Learned { side }
             | Positions::Fractions { side }
@@ -225,6 +253,7 @@ impl Tower {
             let shape = [config.num_frames, config.patch_size];
             Stem::Patches(weights.patches(&named(names.patch), hidden, config.patch_layout, shape)?)
         };
+        let tiled = config.tiled.as_ref().map(|tiled| TiledTower::new(weights, (config, tiled), &place)).transpose()?;
         let mut norm = |is_there: bool, name| is_there.then(|| weights.norm(&named(name), hidden, kind)).transpose();
         Ok(Self {
             pre_norm: norm(config.has_pre_norm, names.pre_norm)?,
@@ -234,6 +263,7 @@ impl Tower {
             positions,
             standard,
             layers,
+            tiled,
             config: config.clone(),
             precision,
             buffers: None,
@@ -268,8 +298,16 @@ impl Tower {
         Ok(outputs)
     }
 
+    /// The matrix over the values of a patch.
+    pub(super) fn patch_matrix(&self) -> Result<&Linear, EngineError> {
+        match &self.stem {
+            Stem::Patches(patch) => Ok(patch),
+            Stem::Frames(_) => Err(EngineError::Internal("patches for a tower that hears".into())),
+        }
+    }
+
     /// Makes room for so many rows, in so many blocks.
-    fn reserve(&mut self, backend: &dyn Backend, max_rows: usize, max_blocks: usize) -> Result<Buffers, EngineError> {
+    pub(super) fn reserve(&mut self, backend: &dyn Backend, max_rows: usize, max_blocks: usize) -> Result<Buffers, EngineError> {
         if let Some(buffers) = self.buffers.take().filter(|it| it.max_rows >= max_rows && it.max_blocks >= max_blocks) {
             return Ok(buffers);
         }
@@ -440,7 +478,7 @@ impl Tower {
         Ok(())
     }
 
-    fn layer(
+    pub(super) fn layer(
         &self,
         backend: &dyn Backend,
         layer: &TowerLayer,
@@ -457,13 +495,13 @@ impl Tower {
         backend.norm_linear(hidden, Some(&layer.attn_norm), projections, step);
         self.attend(backend, layer, (step, rope), [q, k, v, out], cache);
         let [post_attn, post_ffn] = layer.inner.as_ref().map_or([None; 2], |inner| [&inner.post_attn, &inner.post_ffn].map(Some));
-        let add = |x: &Tensor, linear: &Linear, post_norm: Option<&Norm>, residual: &mut Tensor| {
-            backend.linear_residual(ResidualArgs { x, linear, post_norm, scale: 1.0, residual }, step);
+        let add = |x: &Tensor, linear: &Linear, (post_norm, scale): (Option<&Norm>, f32), residual: &mut Tensor| {
+            backend.linear_residual(ResidualArgs { x, linear, post_norm, scale, residual }, step);
         };
-        add(out, &layer.attn_output, post_attn, hidden);
+        add(out, &layer.attn_output, (post_attn, layer.scales[0]), hidden);
         let (gate, up, activation) = (layer.gate.as_ref(), &layer.up, self.config.activation);
         backend.gate_up(GateUpArgs { x: hidden, norm: Some(&layer.ffn_norm), gate, up, activation, out: inner }, step);
-        add(inner, &layer.down, post_ffn, hidden);
+        add(inner, &layer.down, (post_ffn, layer.scales[1]), hidden);
     }
 
     /// From queries, keys and values to what attention gives.
@@ -481,7 +519,8 @@ impl Tower {
         let args = RopeArgs::new(q, Some((k, Some(v))), rope, (cache, 0));
         backend.rope_and_cache(RopeArgs { q_norm, k_norm, v_norm, ..args }, step);
         let (heads, head_dim) = (self.config.num_heads, self.config.head_dim());
-        let mut params = AttentionParams { mask: Mask::Full, ..AttentionParams::new([heads, heads, head_dim], self.precision) };
+        let mask = if step.span_ends.is_empty() { Mask::Full } else { Mask::Spans };
+        let mut params = AttentionParams { mask, ..AttentionParams::new([heads, heads, head_dim], self.precision) };
         if layer.inner.is_some() {
             params.scale = 1.0;
         }
