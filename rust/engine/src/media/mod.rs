@@ -25,7 +25,7 @@ mod weights;
 use std::{path::PathBuf, sync::Arc};
 
 use audio::Sound;
-use device::{Backend, Precision, Tensor, WorkspaceShape};
+use device::{Backend, KvDType, Precision, Tensor, WorkspaceShape};
 use images::{Processed, RgbImage, Tile};
 use paged::{EncoderContent, EncoderItem, EncoderKey};
 
@@ -34,7 +34,7 @@ pub(crate) use config::MediaConfig;
 pub(crate) use layout::ItemLayout;
 pub(crate) use weights::TowerWeights;
 
-use crate::{EngineError, Media, MediaKind};
+use crate::{EngineError, Media, MediaKind, model::DecoderConfig};
 use config::{Arrangement, MediaProcessor};
 use projector::Projector;
 use resampler::Resampler;
@@ -45,7 +45,8 @@ use tower::Tower;
 pub struct MediaOptions {
     /// An image whose longer edge has more pixels is made smaller first.
     pub max_edge: Option<usize>,
-    /// Bytes that outputs of the encoder may take; 256 MiB unless given.
+    /// Bytes that outputs of the encoder may take; 256 MiB unless given, or two images of a model with layers that look at them
+    /// where these are more.
     pub cache_bytes: Option<u64>,
     /// The image encoder of a GGUF file, which is a GGUF file of its own.
     pub mmproj: Option<PathBuf>,
@@ -55,9 +56,10 @@ pub struct MediaOptions {
 const DEFAULT_CACHE_BYTES: u64 = 256 << 20;
 
 impl MediaOptions {
-    /// Bytes that outputs of the encoder may take.
-    pub fn cache_bytes(&self) -> u64 {
-        self.cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES)
+    /// Bytes that outputs of the encoder may take, of a model whose largest image takes so many.
+    pub fn cache_bytes(&self, largest: u64) -> u64 {
+        // A request that looks at an image keeps it to its end, and another is to go on beside it.
+        self.cache_bytes.unwrap_or_else(|| DEFAULT_CACHE_BYTES.max(largest.saturating_mul(2)))
     }
 }
 
@@ -348,6 +350,13 @@ impl MediaConfig {
     /// Vectors of a row of an item.
     pub(crate) fn num_planes(&self) -> usize {
         1 + self.deep.len()
+    }
+
+    /// Bytes that layers which look at images make of the largest, in F32; 0 where none do.
+    pub(crate) fn largest_kept(&self, decoder: &DecoderConfig) -> u64 {
+        let num_vectors = self.tower.tiled.as_ref().map_or(0, |tiled| tiled.max_tiles * self.tower.rows_of_tile());
+        let spec = decoder.cross_kv_spec(num_vectors, KvDType::F32).ok().flatten();
+        spec.and_then(|spec| spec.total_bytes()).unwrap_or(0)
     }
 
     /// Rows that a tile of full size becomes, of a tower whose tiles all have one, or whose processor has a bound.
