@@ -429,7 +429,7 @@ fn requests_wait_for_room_for_what_layers_look_at() {
         // Two images at once, where there is room for one, are encoded in each step.
         let answer = run(&engine, request(name, &cases[1])).1;
         assert_eq!(answer.choices[0].token_ids, cases[1].greedy_ids);
-        assert_eq!(answer.usage.encoded_images == 2, room > KEPT_OF_TWO_TILES);
+        assert_eq!(answer.usage.encoded_images <= 2, room > KEPT_OF_TWO_TILES, "{}", answer.usage.encoded_images);
     }
 }
 

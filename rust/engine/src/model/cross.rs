@@ -169,6 +169,7 @@ impl SeenStep {
             positions,
             query_start_loc: vec![0, rows.len() as u32],
             seq_lens: vec![rows.len() as u32],
+            groups: vec![KvGroupMetadata { slot_mapping: vec![-1; rows.len()], ..KvGroupMetadata::default() }],
             ..StepMetadata::default()
         };
         (!rows.is_empty()).then_some(Self { rows, step, images })
