@@ -539,6 +539,9 @@ fn a_processor_that_does_not_go_with_its_encoder_is_refused() {
         ("mllama", "config.json", "\"num_channels\": 3", "\"num_channels\": 1", "is 1; it must be 3"),
         ("mllama", "config.json", "indices\": [\n   0,\n   2", "indices\": [\n   0,\n   3", "behind the layers [0, 3]"),
         ("mllama", "config.json", "\"image_size\": 64", "\"image_size\": 32", "the same max_image_tiles and size"),
+        ("mllama", "config.json", "_layers\": [\n   1,\n   3", "_layers\": [0, 1, 2, 3, 4", "no layer has attention over tokens"),
+        ("mllama", "config.json", "\"hidden_act\": \"silu\"", "\"mlp_bias\": true", "`mlp_bias` is true; implemented: false"),
+        ("mllama", "config.json", "\"hidden_act\": \"silu\"", "\"head_dim\": 32", "`head_dim` is 32; it must be the width of 64"),
         ("mllama", "config.json", "embeddings\": false", "embeddings\": true", "must be made of another matrix"),
         (
             "mllama",

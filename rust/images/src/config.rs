@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::{
     Filter, ImageError,
     resize::check_pixels,
-    tiling::{Canvas, READ_BY, Tiling},
+    tiling::{Canvas, PanAndScan, READ_BY, Tiling},
 };
 
 /// A family of image processors: which steps there are, and in which order.
@@ -172,17 +172,6 @@ pub enum Size {
         /// The upper bound.
         longest: usize,
     },
-}
-
-/// How Gemma 3 cuts long images ("pan and scan").
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct PanAndScan {
-    /// Crops are no smaller, in pixels.
-    pub min_crop_size: usize,
-    /// There are no more crops.
-    pub max_num_crops: usize,
-    /// Images are cut from this ratio of the long edge to the short one on.
-    pub min_ratio: f64,
 }
 
 /// What makes tiles of an image. Fields that a kind has no use for are ignored.
@@ -412,20 +401,6 @@ impl<'a> Keys<'a> {
             tracing::warn!("{}: {key} is not known and not used", self.what);
         }
         Ok(())
-    }
-
-    fn pan_and_scan(&self) -> Result<Option<PanAndScan>, ImageError> {
-        if !self.bool("do_pan_and_scan", false)? {
-            return Ok(None);
-        }
-        let missing = |key: &str| self.error(format!("do_pan_and_scan needs {key}"));
-        let whole = |key: &str| self.up_to(key, MAX_EDGE)?.ok_or_else(|| missing(key));
-        let ratio = "pan_and_scan_min_ratio_to_activate";
-        Ok(Some(PanAndScan {
-            min_crop_size: whole("pan_and_scan_min_crop_size")?,
-            max_num_crops: whole("pan_and_scan_max_num_crops")?,
-            min_ratio: self.number(ratio)?.ok_or_else(|| missing(ratio))?,
-        }))
     }
 
     fn grid_pinpoints(&self, default: Vec<(usize, usize)>) -> Result<Vec<(usize, usize)>, ImageError> {

@@ -10,6 +10,17 @@ use crate::{
     sizes,
 };
 
+/// How Gemma 3 cuts long images ("pan and scan").
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PanAndScan {
+    /// Crops are no smaller, in pixels.
+    pub min_crop_size: usize,
+    /// There are no more crops.
+    pub max_num_crops: usize,
+    /// Images are cut from this ratio of the long edge to the short one on.
+    pub min_ratio: f64,
+}
+
 /// When LFM2-VL and others cut an image, and into how many tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Tiling {
@@ -88,6 +99,21 @@ pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 6] = [
 ];
 
 impl Keys<'_> {
+    /// Gemma 3's.
+    pub(crate) fn pan_and_scan(&self) -> Result<Option<PanAndScan>, ImageError> {
+        if !self.bool("do_pan_and_scan", false)? {
+            return Ok(None);
+        }
+        let missing = |key: &str| self.error(format!("do_pan_and_scan needs {key}"));
+        let whole = |key: &str| self.up_to(key, MAX_EDGE)?.ok_or_else(|| missing(key));
+        let ratio = "pan_and_scan_min_ratio_to_activate";
+        Ok(Some(PanAndScan {
+            min_crop_size: whole("pan_and_scan_min_crop_size")?,
+            max_num_crops: whole("pan_and_scan_max_num_crops")?,
+            min_ratio: self.number(ratio)?.ok_or_else(|| missing(ratio))?,
+        }))
+    }
+
     /// LFM2-VL's, where images are cut or not.
     fn tiling(&self, usual: Tiling, is_split: bool) -> Result<Tiling, ImageError> {
         let size = |key: &str, max: u64, usual: usize| Ok::<_, ImageError>(self.up_to(key, max)?.unwrap_or(usual));

@@ -99,6 +99,14 @@ impl ItemLayout {
     }
 }
 
+#[cfg(test)]
+impl ItemLayout {
+    /// Of an image of so many vectors, at which layers look from one row on.
+    pub(crate) fn looked_at(num_vectors: usize) -> Self {
+        Self { num_rows: 1, num_vectors, of_tiles: Vec::new(), of_tile: [0; 2], tiles: [0; 2], unpadded: [0..0, 0..0] }
+    }
+}
+
 impl ItemLayout {
     /// The text of LFM2-VL, by the token of a vector.
     fn cells(&self, token: &str) -> String {

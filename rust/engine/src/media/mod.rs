@@ -20,6 +20,7 @@ pub(crate) mod prompt;
 mod resampler;
 mod tiled;
 mod tower;
+mod tower_layer;
 mod weights;
 
 use std::{path::PathBuf, sync::Arc};
@@ -387,6 +388,7 @@ impl MediaConfig {
         let tower = &self.tower;
         WorkspaceShape {
             num_tokens: shape.num_tokens.max(self.max_rows()),
+            seq_len: shape.seq_len.max(tower.rows_of_image()),
             hidden_size: shape.hidden_size.max(tower.hidden_size).max(tower.frame_columns()),
             intermediate_size: shape.intermediate_size.max(tower.intermediate_size),
             ..shape

@@ -188,3 +188,46 @@ fn add_coordinates(items: &[PlacedItem], coordinates: &mut Vec<[u32; 3]>) -> i64
     }
     i64::from(next) - coordinates.len() as i64
 }
+
+#[cfg(test)]
+mod tests {
+    use images::Processed;
+    use paged::{EncoderContent, EncoderItem};
+
+    use super::*;
+    use crate::MediaKind;
+
+    fn image(number: u8, num_vectors: usize) -> Arc<PromptItem> {
+        let content = EncoderContent::Samples(&[number]);
+        let item = EncoderItem { dimensions: &[1], mode: "", processor: &[], tower: &[], adapter: &[], content };
+        let processed = Processed { tiles: Vec::new(), original: (1, 1), grid: (1, 1), whole: 0 };
+        Arc::new(PromptItem {
+            kind: MediaKind::Image,
+            processed,
+            layout: ItemLayout::looked_at(num_vectors),
+            key: item.key(&[0; 32]),
+            before: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn a_row_sees_the_last_image_and_those_right_before_it() {
+        let placed = |number, num_vectors, position| PlacedItem { item: image(number, num_vectors), positions: vec![position] };
+        let given = [placed(1, 10, 2), placed(2, 20, 5), placed(3, 40, 6)];
+        let items = PromptItems { items: together(&given), are_crossed: true, ..PromptItems::default() };
+        let seen = |positions| items.seen(positions).map(|(placed, rows)| (placed.item.num_vectors(), rows)).collect::<Vec<_>>();
+        assert_eq!(
+            seen(0..9),
+            [(10, vec![(2, 10), (3, 10), (4, 10)]), (60, vec![(5, 20), (6, 60), (7, 60), (8, 60)])],
+            "all of a prompt"
+        );
+        assert_eq!(seen(0..2), []);
+        assert_eq!(seen(4..6), [(10, vec![(4, 10)]), (60, vec![(5, 20)])]);
+        assert_eq!(seen(100..101), [(60, vec![(100, 60)])], "what is answered");
+        let (salt, first) = items.salt().unwrap();
+        assert_eq!(first, 2);
+        let others = [placed(1, 10, 2), placed(2, 20, 5), placed(4, 40, 6)];
+        assert_ne!(PromptItems { items: together(&others), ..items.clone() }.salt().unwrap().0, salt);
+        assert_eq!(PromptItems { are_crossed: false, ..items }.salt(), None);
+    }
+}

@@ -10,7 +10,8 @@ use images::Processed;
 use super::{
     config::{Tiled, TowerConfig},
     grid::read_patch,
-    tower::{BLOCK_SIZE, Buffers, Tower, TowerLayer},
+    tower::{BLOCK_SIZE, Buffers, Tower},
+    tower_layer::TowerLayer,
     weights::TowerWeights,
 };
 use crate::{EngineError, weights::floats};
