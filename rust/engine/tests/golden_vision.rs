@@ -154,8 +154,10 @@ fn see_on_a_gpu(models: &[&str]) {
         let driver: Arc<dyn Driver> = Arc::new(EmulatedDriver::with_memory(Order::Ascending, 256 << 20));
         let options = CudaOptions { graphs: false, ..CudaOptions::default() };
         let gpu: Arc<dyn Backend> = Arc::new(CudaBackend::with(driver, options).unwrap());
-        // Its memory is small, and snapshots of states would take all of it.
-        let small = EngineConfig { max_num_batched_tokens: 512, max_num_seqs: 2, state_snapshot_bytes: Some(0), ..config() };
+        // Its memory is small, and snapshots of states would take all of it, and so would what layers look at.
+        let media = Some(MediaOptions { cache_bytes: Some(1 << 20), ..MediaOptions::default() });
+        let small =
+            EngineConfig { max_num_batched_tokens: 512, max_num_seqs: 2, state_snapshot_bytes: Some(0), media, ..config() };
         let engine = Engine::load_onto(&gpu, &source(name), &small, &|_| {}).unwrap();
         let case = &golden(name).cases[0];
         let mut asked = request(name, case);
