@@ -71,6 +71,7 @@ MULTIMODAL_ARCHITECTURES = {
     "qwen3_5moe": MultimodalArchitecture.Qwen3_5Moe,
     "qwen3vl": MultimodalArchitecture.Qwen3VL,
     "qwen3vlmoe": MultimodalArchitecture.Qwen3VLMoE,
+    "vllama": MultimodalArchitecture.VLlama,
     "voxtral": MultimodalArchitecture.Voxtral,
 }
 

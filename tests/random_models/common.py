@@ -183,7 +183,14 @@ def load_reference(folder: Path, auto: Any) -> Any:
     return auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-EMBEDDED = ("embed_tokens", "position_embedding", "pos_embed", "latents")
+EMBEDDED = (
+    "embed_tokens",
+    "position_embedding",
+    "pos_embed",
+    "latents",
+    "gated_positional_embedding",
+    "tile_positional_embedding",
+)
 INPUTS_FIRST = {"gpt_oss", "llama4_text"}
 """Families whose experts lie with their inputs before their outputs."""
 
@@ -215,6 +222,8 @@ def drawn_weight(name: str, weight: torch.Tensor, noise: torch.Tensor, gain: flo
         return weight + 0.2 * noise
     if "conv" in name and weight.dim() == 3:
         return 0.5 * noise
+    if name.endswith(("gate", "gate_attn", "gate_ffn")) and weight.numel() == 1:
+        return noise
     if weight.dim() == 1 or name.endswith("bias"):
         return 0.2 * noise
     if any(part in name for part in EMBEDDED):

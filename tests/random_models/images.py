@@ -31,6 +31,10 @@ from text import draw_experts, draw_layers, draw_states
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 from transformers.image_processing_backends import TorchvisionBackend
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+from transformers.models.mllama.processing_mllama import (
+    convert_sparse_cross_attention_mask_to_dense,
+    get_cross_attention_token_mask,
+)
 
 from mistral_paged import ChatCompletionRequest, Runner, Which
 
@@ -60,6 +64,8 @@ TURNED_ENCODERS = {
     "qwen3_5_moe_vision",
 }
 ALWAYS_TIED = {"gemma3_vision", "gemma4_vision", "aya_vision", "cohere2_vision"}
+NEVER_TIED = {"mllama"}
+"""Whose token embedding has rows that are no logits."""
 
 TOKEN_KINDS = {
     "gemma3_vision": "token_type_ids",
@@ -73,7 +79,7 @@ TOKEN_KINDS = {
     "qwen3_5_moe_vision": "mm_token_type_ids",
 }
 """What tells a reference which tokens are of images."""
-NESTED_IMAGES = {"idefics2", "idefics3"}
+NESTED_IMAGES = {"idefics2", "idefics3", "mllama"}
 """Whose processors want the images of each prompt in a list of its own."""
 OVER_TORCHVISION = {"cohere2_vision", "lfm2_vl", "llama4_vision"}
 """Whose processors there are over torchvision alone."""
@@ -279,6 +285,24 @@ def draw_cohere(case: Case, config: Config, images: Config) -> None:
     config["alignment_intermediate_size"] = case.random.choice([24, 40])
 
 
+def draw_mllama(case: Case, config: Config, images: Config) -> None:
+    """Which layers look at images, what comes out of the encoder, and how many tiles of which size there may be."""
+    rng, text, vision = case.random, config["text_config"], config["vision_config"]
+    num_layers = text["num_hidden_layers"] = max(2, text["num_hidden_layers"])
+    text["cross_attention_layers"] = sorted(rng.sample(range(num_layers), rng.randint(1, num_layers - 1)))
+    depth = vision["num_hidden_layers"]
+    taken = sorted(rng.sample(range(depth), rng.randint(1, depth)))
+    vision["attention_heads"] = vision.pop("num_attention_heads")
+    vision |= {"num_global_layers": rng.randint(0, 2), "intermediate_layers_indices": taken}
+    vision["vision_output_dim"] = vision["hidden_size"] * (1 + len(taken))
+    vision["hidden_act"] = rng.choice(["gelu", "gelu", "gelu_pytorch_tanh", "quick_gelu"])
+    patch = rng.choice([7, 14, 16])
+    side, most = patch * rng.choice([1, 2, 3, 4]), rng.choice([1, 2, 3, 4, 4, 6])
+    vision |= {"patch_size": patch, "image_size": side, "max_num_tiles": most}
+    vision["supported_aspect_ratios"] = [[rows, columns] for rows in range(1, most + 1) for columns in range(1, most // rows + 1)]
+    images |= {"size": {"height": side, "width": side}, "max_image_tiles": most}
+
+
 DRAWS: dict[str, Callable[[Case, Config, Config], None]] = {
     "llava": draw_llava,
     "llava_next": draw_llava,
@@ -290,6 +314,7 @@ DRAWS: dict[str, Callable[[Case, Config, Config], None]] = {
     "lfm2_vl": draw_lfm2_vl,
     "llama4_vision": draw_llama4,
     "glm4v": draw_glm4v,
+    "mllama": draw_mllama,
     "internvl": draw_internvl,
     "aya_vision": draw_cohere,
     "cohere2_vision": draw_cohere,
@@ -307,7 +332,7 @@ def draw_config(case: Case) -> Config:
     config = read_json(source / "config.json")
     text, vision = config["text_config"], config["vision_config"]
     draw_decoder(case, text)
-    if case.family not in ALWAYS_TIED:
+    if case.family not in ALWAYS_TIED | NEVER_TIED:
         config["tie_word_embeddings"] = text["tie_word_embeddings"] = case.random.random() < 0.4
     draw_encoder(case, text, vision)
     if case.family in DRAWS:
@@ -360,9 +385,32 @@ def engine_answer(case: Case, runner: Runner, processor: Any) -> Answer:
     answer.inputs = {name: value for name, value in given.items() if name not in others}
     token_ids = torch.tensor([answer.token_ids])
     answer.inputs["attention_mask"] = torch.ones_like(token_ids)
+    if case.family == "mllama":
+        most, num_tiles = case.configuration["vision_config"]["max_num_tiles"], answer.inputs.pop("num_tiles")
+        answer.inputs["cross_attention_mask"] = cross_attention_mask(answer.token_ids, image_token, num_tiles, most)
     if case.family in TOKEN_KINDS:
         answer.inputs[TOKEN_KINDS[case.family]] = (token_ids == image_token).long()
     return answer
+
+
+def cross_attention_mask(token_ids: list[int], image_token: int, num_tiles: list[list[int]], most: int) -> torch.Tensor:
+    """Which tiles each row looks at, as the processor of Llama 3.2 Vision has it."""
+    seen = [get_cross_attention_token_mask(token_ids, image_token)]
+    return torch.from_numpy(convert_sparse_cross_attention_mask_to_dense(seen, num_tiles, most, len(token_ids)))
+
+
+def as_trained(model: Any) -> Any:
+    """Llama 3.2 Vision, where a row that looks at no image takes nothing of attention to images, as in Meta's code. Transformers
+    lets it look at all of them, and at what fills their tiles up."""
+
+    def keep_rows(layer: Any, _arguments: Any, named: dict[str, Any]) -> None:
+        layer.cross_attn.rows = named["full_text_row_masked_out_mask"][:, 0]
+
+    for layer in model.model.language_model.layers:
+        if hasattr(layer, "cross_attn"):
+            layer.register_forward_pre_hook(keep_rows, with_kwargs=True)
+            layer.cross_attn.register_forward_hook(lambda own, _arguments, output: (output[0] * own.rows, *output[1:]))
+    return model
 
 
 def resize_by_pillow(_self: Any, image: torch.Tensor, size: Any, resample: Any, **_options: Any) -> torch.Tensor:
@@ -392,4 +440,5 @@ def compare(case: Case) -> Comparison:
     save_model(case, model, case.random.random() < 0.5)
     runner = load_engine(case, Which.MultimodalPlain(str(case.folder), dtype=EXACT))
     answers = [engine_answer(case, runner, processor) for _ in range(MESSAGES)]
-    return compare_answers(load_reference(case.folder, AutoModelForImageTextToText), answers)
+    reference = load_reference(case.folder, AutoModelForImageTextToText)
+    return compare_answers(as_trained(reference) if case.family == "mllama" else reference, answers)

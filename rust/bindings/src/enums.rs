@@ -108,7 +108,7 @@ pub enum MultimodalArchitecture {
 
 impl MultimodalArchitecture {
     /// Those whose images or sounds are computed.
-    const IMPLEMENTED: [Self; 17] = [
+    const IMPLEMENTED: [Self; 18] = [
         Self::LLaVA,
         Self::LLaVANext,
         Self::Idefics2,
@@ -125,6 +125,7 @@ impl MultimodalArchitecture {
         Self::Lfm2Vl,
         Self::Llama4,
         Self::Gemma4,
+        Self::VLlama,
         Self::Voxtral,
     ];
 
@@ -147,6 +148,7 @@ impl MultimodalArchitecture {
             Self::Lfm2Vl => &["lfm2_vl"],
             Self::Llama4 => &["llama4"],
             Self::Gemma4 => &["gemma4"],
+            Self::VLlama => &["mllama"],
             Self::Voxtral => &["voxtral"],
             _ => {
                 let known: Vec<String> = Self::IMPLEMENTED.iter().map(|known| format!("{known:?}")).collect();

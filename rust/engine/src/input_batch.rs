@@ -26,11 +26,11 @@ pub struct InputBatch {
     pub(crate) coordinates: Vec<[u32; 3]>,
 }
 
-/// Rows of a step that are those of an image or a sound.
+/// Rows of a step that are those of an image or a sound, or that look at it.
 pub(crate) struct ItemRows {
     pub(crate) request: RequestId,
     pub(crate) item: Arc<PromptItem>,
-    /// Which row is which of the item's.
+    /// Which row is which of the item's, or how many of its vectors it sees.
     pub(crate) rows: Vec<(u32, u32)>,
 }
 
@@ -70,7 +70,12 @@ impl InputBatch {
                     let first_row = step.query_start_loc.last().copied().unwrap_or(0);
                     let rows = &mut self.token_ids[first_row as usize..];
                     rows.iter_mut().filter(|id| **id >= FIRST_ROW_ID).for_each(|id| *id = items.token_id);
-                    self.items.extend(item_rows((row.request_id, items), first_row, start as u32..end as u32));
+                    let positions = start as u32..end as u32;
+                    if items.are_crossed {
+                        self.items.extend(seen_rows((row.request_id, items), first_row, positions));
+                    } else {
+                        self.items.extend(item_rows((row.request_id, items), first_row, positions));
+                    }
                 }
             }
             step.query_start_loc.push(self.token_ids.len() as u32);
@@ -120,6 +125,19 @@ fn item_rows(
         let at = |position: u32| placed.positions.partition_point(|other| *other < position);
         let of_item = at(positions.start)..at(positions.end);
         let rows = of_item.map(|i| (first_row + placed.positions[i] - positions.start, i as u32)).collect();
+        ItemRows { request, item: Arc::clone(&placed.item), rows }
+    })
+}
+
+/// The rows of a request that look at its items.
+fn seen_rows(
+    (request, items): (RequestId, &PromptItems),
+    first_row: u32,
+    positions: Range<u32>,
+) -> impl Iterator<Item = ItemRows> {
+    let start = positions.start;
+    items.seen(positions).map(move |(placed, rows)| {
+        let rows = rows.into_iter().map(|(position, end)| (first_row + position - start, end)).collect();
         ItemRows { request, item: Arc::clone(&placed.item), rows }
     })
 }

@@ -111,6 +111,7 @@ pub const CONFIG: Table = &[
             "attention_dropout",
             "attn_pdrop",
             "embd_pdrop",
+            "dropout",
             "embedding_dropout",
             "hidden_dropout",
             "mlp_dropout",

@@ -14,7 +14,7 @@ use crate::{
     media::{MediaEncoder, PromptItem},
     model::{
         DecoderConfig, ModelFiles,
-        decoder::{Activations, Search, VectorRows, softcap},
+        decoder::{Activations, MediaRows, Search, softcap},
         part::Run,
         rope::GrowingRope,
     },
@@ -40,6 +40,15 @@ pub struct RunnerOptions {
     pub max_num_batched_tokens: usize,
     /// Requests of a step at most.
     pub max_num_seqs: usize,
+}
+
+/// What an image or a chunk of a sound becomes.
+#[derive(Clone)]
+pub(crate) enum Encoded {
+    /// Vectors, `[planes, rows, hidden_size]`.
+    Vectors(Arc<Vec<f32>>),
+    /// The keys and values that layers make of its vectors.
+    Kept(Arc<CacheEngine>),
 }
 
 /// What [`ModelRunner::greedy_tokens`] gave.
@@ -261,14 +270,14 @@ impl ModelRunner {
 
     /// Runs a step: writes the tokens' keys and values into their slots and keeps their hidden states for [`Self::logits`].
     pub fn execute(&mut self, token_ids: &[u32], step: &StepMetadata) -> Result<(), EngineError> {
-        self.execute_with((token_ids, &[]), &[], step)
+        self.execute_with((token_ids, MediaRows::default()), &[], step)
     }
 
-    /// The same, where some rows have vectors in place of their token's, and rows have `coordinates` instead of positions, unless
+    /// The same, where some rows have vectors in place of their token's or look at images, and rows have `coordinates` instead of positions, unless
     /// there are none.
     pub(crate) fn execute_with(
         &mut self,
-        (token_ids, images): (&[u32], &[VectorRows]),
+        (token_ids, images): (&[u32], MediaRows<'_>),
         coordinates: &[[u32; 3]],
         step: &StepMetadata,
     ) -> Result<(), EngineError> {
@@ -420,15 +429,28 @@ impl ModelRunner {
         self.weights.encoder.as_ref().map_or(1, MediaEncoder::num_planes)
     }
 
-    /// The vectors of an image or a chunk of a sound, `[planes, rows, hidden_size]`.
+    /// Bytes that what an image or a chunk of a sound becomes is kept in.
+    pub(crate) fn encoded_bytes(&self, item: &PromptItem) -> u64 {
+        let kept = self.config.cross_kv_spec(item.num_vectors(), self.options.kv_dtype);
+        match kept {
+            Ok(Some(spec)) => spec.total_bytes().unwrap_or(u64::MAX),
+            _ => (item.layout.num_rows * self.num_planes() * self.config.hidden_size * size_of::<f32>()) as u64,
+        }
+    }
+
+    /// What an image or a chunk of a sound becomes.
     ///
     /// # Errors
     /// [`EngineError::Internal`] for a model that neither sees nor hears, [`EngineError::Device`] where there is no memory.
-    pub(crate) fn encode(&mut self, item: &PromptItem) -> Result<Vec<f32>, EngineError> {
+    pub(crate) fn encode(&mut self, item: &PromptItem) -> Result<Encoded, EngineError> {
         let Some(encoder) = &mut self.weights.encoder else {
             return Err(EngineError::Internal("an image or a sound for a model that was loaded without its encoder".into()));
         };
-        encoder.encode(&*self.backend, item)
+        let vectors = encoder.encode(&*self.backend, item)?;
+        Ok(match self.config.cross_kv_spec(item.num_vectors(), self.options.kv_dtype)? {
+            Some(spec) => Encoded::Kept(Arc::new(self.weights.decoder.keep(&*self.backend, &vectors, &spec)?)),
+            None => Encoded::Vectors(Arc::new(vectors)),
+        })
     }
 
     /// Whether there are tokens instead, see [`Decoder::logits`](crate::model::decoder::Decoder::logits).
@@ -463,11 +485,10 @@ impl ModelRunner {
         if n == 0 || n > self.options.max_num_batched_tokens {
             return fail(format!("a step of {n} tokens; it must have 1 to {}", self.options.max_num_batched_tokens));
         }
-        if let Some(id) = token_ids.iter().find(|id| **id as usize >= self.config.vocab_size) {
-            return Err(EngineError::InvalidArgument(format!(
-                "token id {id} is outside of the vocabulary of {} tokens",
-                self.config.vocab_size
-            )));
+        let num_embeddings = self.config.vocab_size + self.config.num_further_rows;
+        if let Some(id) = token_ids.iter().find(|id| **id as usize >= num_embeddings) {
+            let text = format!("token id {id} is outside of the vocabulary of {num_embeddings} tokens");
+            return Err(EngineError::InvalidArgument(text));
         }
         let max_positions = self.config.max_position_embeddings;
         let in_table = |row: &u32| (*row as usize) < max_positions * self.config.num_rope_tables();

@@ -379,7 +379,7 @@ fn architectures_are_found_or_refused_with_the_list() {
     let list = "implemented: dense: llama, mistral, phi3, qwen2, qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, gemma3, \
          gemma-embedding, gemma, gemma2, gemma3n, gemma4, starcoder2, phi, stablelm, olmo2, olmo3, smollm3, glm4, glm4v, granite, cohere, cohere2, \
          ministral3, hunyuan_v1_dense, ministral, vaultgemma, glm, seed_oss, ernie4_5, exaone4, helium, nemotron, arcee, \
-         jais2, apertus, granite_swa, hyperclovax, iquestcoder, cwm; mixtures of experts: mixtral, qwen2_moe, qwen3_moe, \
+         jais2, apertus, granite_swa, hyperclovax, iquestcoder, cwm, mllama_text_model; mixtures of experts: mixtral, qwen2_moe, qwen3_moe, \
          qwen3_vl_moe, granitemoe, phimoe, glm4_moe, hunyuan_v1_moe, gpt_oss, llama4_text, ernie4_5_moe, exaone_moe, granitemoe_swa, \
          dots1, solar_open, hy_v3, olmoe, flex_olmo, minimax_m2, mellum, flint, sarvam_moe, afmoe; latent attention: \
          deepseek_v2, deepseek_v3, glm4_moe_lite, youtu, sarvam_mla, mistral4; recurrent layers: lfm2, lfm2_moe, \

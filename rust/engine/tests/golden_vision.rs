@@ -23,7 +23,7 @@ use kernel_tests::{EmulatedDriver, Order};
 use media::{bits, config, edited, run};
 use serde::Deserialize;
 
-const MODELS: [&str; 20] = [
+const MODELS: [&str; 21] = [
     "llava",
     "llava_next",
     "idefics2",
@@ -44,6 +44,7 @@ const MODELS: [&str; 20] = [
     "aya_vision",
     "pixtral",
     "glm4v",
+    "mllama",
 ];
 
 /// Of these, the ones with recurrent layers, whose hits end at snapshots of states.
@@ -135,11 +136,11 @@ fn every_family_sees_as_transformers_does() {
     }
 }
 
-/// On a GPU whose kernels run on the CPU: a resampler, windows with rotations, rows that see their span, and neighbours that
-/// rotate.
+/// On a GPU whose kernels run on the CPU: a resampler, windows with rotations, rows that see their span, neighbours that
+/// rotate, and layers that look at images.
 #[test]
 fn the_kernels_of_a_gpu_see_the_same() {
-    see_on_a_gpu(&["idefics2", "qwen2_5_vl", "gemma3_vision", "llama4_vision"]);
+    see_on_a_gpu(&["idefics2", "qwen2_5_vl", "gemma3_vision", "llama4_vision", "mllama"]);
 }
 
 #[test]
@@ -153,8 +154,10 @@ fn see_on_a_gpu(models: &[&str]) {
         let driver: Arc<dyn Driver> = Arc::new(EmulatedDriver::with_memory(Order::Ascending, 256 << 20));
         let options = CudaOptions { graphs: false, ..CudaOptions::default() };
         let gpu: Arc<dyn Backend> = Arc::new(CudaBackend::with(driver, options).unwrap());
-        // Its memory is small, and snapshots of states would take all of it.
-        let small = EngineConfig { max_num_batched_tokens: 512, max_num_seqs: 2, state_snapshot_bytes: Some(0), ..config() };
+        // Its memory is small, and snapshots of states would take all of it, and so would what layers look at.
+        let media = Some(MediaOptions { cache_bytes: Some(1 << 20), ..MediaOptions::default() });
+        let small =
+            EngineConfig { max_num_batched_tokens: 512, max_num_seqs: 2, state_snapshot_bytes: Some(0), media, ..config() };
         let engine = Engine::load_onto(&gpu, &source(name), &small, &|_| {}).unwrap();
         let case = &golden(name).cases[0];
         let mut asked = request(name, case);
@@ -308,6 +311,7 @@ fn preempted_requests_encode_their_images_again() {
         "lfm2_vl",
         "llama4_vision",
         "gemma4_vision",
+        "mllama",
     ] {
         let case = &golden(name).cases[1];
         let mut asked = request(name, case);
@@ -354,7 +358,9 @@ fn turn(images: &[Arc<RgbImage>], answers: &[String]) -> GenerationRequest {
 
 #[test]
 fn ten_turns_about_an_image_encode_it_once() {
-    for (name, prefix_caching) in [("llava", true), ("qwen2_vl", false), ("gemma3_vision", true)] {
+    for (name, prefix_caching) in
+        [("llava", true), ("qwen2_vl", false), ("gemma3_vision", true), ("mllama", true), ("mllama", false)]
+    {
         let engine = engine(name, &EngineConfig { prefix_caching, ..config() });
         let images = [image(name, "image0.png")];
         let (mut answers, mut encoded) = (Vec::new(), Vec::new());
@@ -378,23 +384,75 @@ fn other_of_its_shape(image: &RgbImage) -> Arc<RgbImage> {
 
 #[test]
 fn an_image_of_the_same_shape_is_another_one() {
-    let name = "llava";
-    let first = image(name, "image0.png");
-    let second = other_of_its_shape(&first);
-    let ask = |engine: &Engine, image: &Arc<RgbImage>| run(engine, turn(&[Arc::clone(image)], &[])).1;
-    let alone = ask(&engine(name, &config()), &second);
-    let engine = engine(name, &config());
-    ask(&engine, &first);
-    let after = ask(&engine, &second);
-    assert_eq!(after.choices[0].text, alone.choices[0].text);
-    assert_eq!(after.usage.encoded_images, 1);
-    let before_image = golden(name).cases[0].input_ids.iter().position(|id| *id == 6).unwrap();
-    assert_eq!(after.usage.cached_tokens, before_image, "what is before the image is the same");
+    for (name, image_token) in [("llava", 6), ("mllama", 512)] {
+        let first = image(name, "image0.png");
+        let second = other_of_its_shape(&first);
+        let ask = |engine: &Engine, image: &Arc<RgbImage>| run(engine, turn(&[Arc::clone(image)], &[])).1;
+        let alone = ask(&engine(name, &config()), &second);
+        let engine = engine(name, &config());
+        ask(&engine, &first);
+        let after = ask(&engine, &second);
+        assert_eq!(after.choices[0].text, alone.choices[0].text, "{name}");
+        assert_eq!(after.usage.encoded_images, 1, "{name}");
+        let before_image = golden(name).cases[0].input_ids.iter().position(|id| *id == image_token).unwrap();
+        // The one row of an image at which layers look is told apart with its whole block.
+        let same = if name == "mllama" { 0 } else { before_image };
+        assert_eq!(after.usage.cached_tokens, same, "{name}: what is before the image is the same");
+    }
+}
+
+/// Bytes of what Llama 3.2 Vision's layers make of an image of two tiles of 17 rows, in F32: blocks of 32 and an empty one, of
+/// two layers with keys and values of two heads of 16.
+const KEPT_OF_TWO_TILES: u64 = 3 * 32 * 2 * 2 * 2 * 16 * 4;
+
+#[test]
+fn requests_wait_for_room_for_what_layers_look_at() {
+    let name = "mllama";
+    let cases = golden(name).cases;
+    let images = [image(name, "image0.png"), other_of_its_shape(&image(name, "image0.png")), image(name, "image1.png")];
+    let asked = |image: &Arc<RgbImage>| {
+        let mut asked = turn(std::slice::from_ref(image), &[]);
+        asked.sampling = SamplingParams { logprobs: Some(0), max_tokens: Some(12), ..asked.sampling };
+        asked
+    };
+    let alone: Vec<_> = images.iter().map(|image| bits(&run(&engine(name, &config()), asked(image)).1)).collect();
+    assert_ne!(alone[0], alone[1]);
+    for (room, is_enough) in [(KEPT_OF_TWO_TILES, true), (2 * KEPT_OF_TWO_TILES, true), (KEPT_OF_TWO_TILES - 1, false)] {
+        let media = Some(MediaOptions { cache_bytes: Some(room), ..MediaOptions::default() });
+        let engine = engine(name, &EngineConfig { media, prefix_caching: false, ..config() });
+        engine.pause().unwrap();
+        let streams: Vec<_> = images.iter().map(|image| engine.submit(asked(image)).unwrap()).collect();
+        engine.resume().unwrap();
+        for (stream, expected) in streams.into_iter().zip(&alone) {
+            let answer = stream.wait().unwrap();
+            assert_eq!(&bits(&answer), expected, "room for {room} bytes");
+            assert_eq!(answer.usage.encoded_images == 1, is_enough, "{}", answer.usage.encoded_images);
+        }
+        // Two images at once, where there is room for one, are encoded in each step.
+        let answer = run(&engine, request(name, &cases[1])).1;
+        assert_eq!(answer.choices[0].token_ids, cases[1].greedy_ids);
+        assert_eq!(answer.usage.encoded_images <= 2, room > KEPT_OF_TWO_TILES, "{}", answer.usage.encoded_images);
+    }
+}
+
+#[test]
+fn without_images_layers_that_look_at_them_are_passed_by() {
+    let name = "mllama";
+    let case = golden(name).cases.pop().unwrap();
+    assert!(case.images.is_empty());
+    let blind = engine(name, &EngineConfig { media: None, ..config() });
+    assert_eq!(run(&blind, request(name, &case)).1.choices[0].token_ids, case.greedy_ids);
+    for engine in [blind, engine(name, &config())] {
+        let ids = vec![3, 140, 512, 138];
+        let request = GenerationRequest::new(engine::Prompt::TokenIds(ids), greedy(2));
+        let error = engine.submit(request).err().unwrap().to_string();
+        assert!(error.contains("token id 512 (\"<|image|>\"), which is outside of the model's vocabulary of 512"), "{error}");
+    }
 }
 
 #[test]
 fn a_sequence_with_images_goes_on() {
-    for name in ["qwen2_vl", "gemma3_vision", "gemma4_vision"] {
+    for name in ["qwen2_vl", "gemma3_vision", "gemma4_vision", "mllama"] {
         let engine = engine(name, &config());
         let mut first = turn(&[image(name, "image0.png")], &[]);
         first.service.keep = true;
@@ -472,6 +530,29 @@ fn a_processor_that_does_not_go_with_its_encoder_is_refused() {
         ("llama4_vision", "config.json", "shuffle_ratio\": 0.5", "shuffle_ratio\": 0.3", "must be 1, 1/2, 1/3, ..."),
         ("internvl", "config.json", "\"use_qk_norm\": false", "\"use_qk_norm\": true", "is true; implemented: false"),
         ("aya_vision", "config.json", "downsample_factor\": 2", "downsample_factor\": 3", "must divide the 4 patches"),
+        (
+            "mllama",
+            "config.json",
+            "\"max_num_tiles\": 4",
+            "\"max_num_tiles\": 3",
+            "all of up to 3 tiles (max_num_tiles), in order",
+        ),
+        ("mllama", "config.json", "\"vision_output_dim\": 96", "\"vision_output_dim\": 64", "is 64; it must be 96"),
+        ("mllama", "config.json", "\"num_channels\": 3", "\"num_channels\": 1", "is 1; it must be 3"),
+        ("mllama", "config.json", "indices\": [\n   0,\n   2", "indices\": [\n   0,\n   3", "behind the layers [0, 3]"),
+        ("mllama", "config.json", "\"image_size\": 64", "\"image_size\": 32", "the same max_image_tiles and size"),
+        ("mllama", "config.json", "_layers\": [\n   1,\n   3", "_layers\": [0, 1, 2, 3, 4", "no layer has attention over tokens"),
+        ("mllama", "config.json", "\"hidden_act\": \"silu\"", "\"mlp_bias\": true", "`mlp_bias` is true; implemented: false"),
+        ("mllama", "config.json", "\"hidden_act\": \"silu\"", "\"head_dim\": 32", "`head_dim` is 32; it must be the width of 64"),
+        ("mllama", "config.json", "embeddings\": false", "embeddings\": true", "must be made of another matrix"),
+        (
+            "mllama",
+            "preprocessor_config.json",
+            "max_image_tiles\": 4",
+            "max_image_tiles\": 2",
+            "the same max_image_tiles and size",
+        ),
+        ("mllama", "preprocessor_config.json", "do_pad\": true", "do_pad\": false", "always fills up its tiles"),
         ("qwen3_vl", "config.json", "\"model_type\": \"qwen3_vl\"", "\"model_type\": \"qwen9_vl\"", "those of llava"),
     ];
     for (name, file, from, to, part) in refused {

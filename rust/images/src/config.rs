@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::{
     Filter, ImageError,
     resize::check_pixels,
-    tiling::{Canvas, READ_BY, Tiling},
+    tiling::{Canvas, PanAndScan, READ_BY, Tiling},
 };
 
 /// A family of image processors: which steps there are, and in which order.
@@ -47,6 +47,8 @@ pub enum ProcessorKind {
     Cohere2Vision,
     /// As [`Self::Qwen2Vl`], but an image has as many frames as a patch, and its edges are no less than a group's: GLM-4.1V.
     Glm4v,
+    /// Rows of tiles of the canvas that it fills best, in whose upper left corner it lies: Llama 3.2 Vision.
+    Mllama,
 }
 
 const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
@@ -54,7 +56,7 @@ const CLIP_STD: [f32; 3] = [0.268_629_55, 0.261_302_6, 0.275_777_1];
 
 impl ProcessorKind {
     /// By the names in files, less "Fast".
-    const NAMES: [(&str, Self); 17] = [
+    const NAMES: [(&str, Self); 18] = [
         ("CLIPImageProcessor", Self::Clip),
         ("LlavaImageProcessor", Self::Llava),
         ("SiglipImageProcessor", Self::Siglip),
@@ -72,14 +74,20 @@ impl ProcessorKind {
         ("GotOcr2ImageProcessor", Self::GotOcr2),
         ("Cohere2VisionImageProcessor", Self::Cohere2Vision),
         ("Glm4vImageProcessor", Self::Glm4v),
+        ("MllamaImageProcessor", Self::Mllama),
     ];
 
     /// What holds where a file says nothing.
     fn defaults(self) -> Processor {
         let (mean, std) = match self {
-            Self::Siglip | Self::Idefics2 | Self::Idefics3 | Self::Gemma3 | Self::Lfm2Vl | Self::Llama4 | Self::Gemma4 => {
-                ([0.5; 3], [0.5; 3])
-            }
+            Self::Siglip
+            | Self::Idefics2
+            | Self::Idefics3
+            | Self::Gemma3
+            | Self::Lfm2Vl
+            | Self::Llama4
+            | Self::Gemma4
+            | Self::Mllama => ([0.5; 3], [0.5; 3]),
             Self::Clip
             | Self::Llava
             | Self::LlavaNext
@@ -99,7 +107,7 @@ impl ProcessorKind {
             Self::Idefics3 => (Filter::Lanczos, Size::LongestEdge(4 * 364)),
             Self::Qwen2Vl => (Filter::Bicubic, Size::Edges { shortest: 56 * 56, longest: 28 * 28 * 1280 }),
             Self::Glm4v => (Filter::Bicubic, Size::Edges { shortest: 112 * 112, longest: 28 * 28 * 15_000 }),
-            Self::Gemma3 => (Filter::Bilinear, Size::Exact { height: 224, width: 224 }),
+            Self::Gemma3 | Self::Mllama => (Filter::Bilinear, Size::Exact { height: 224, width: 224 }),
             Self::Pixtral => (Filter::Bicubic, Size::LongestEdge(1024)),
             Self::Phi3V | Self::Llama4 => (Filter::Bilinear, Size::Exact { height: 336, width: 336 }),
             Self::Lfm2Vl => (Filter::Bilinear, Size::Exact { height: 512, width: 512 }),
@@ -136,7 +144,7 @@ impl ProcessorKind {
             num_crops: 1,
             pan_and_scan: None,
             tiling: Tiling::usual(self),
-            canvas: (self == Self::Llama4).then_some(Canvas::USUAL),
+            canvas: Canvas::usual(self),
             max_tokens: (self == Self::Gemma4).then_some(280),
             max_edge: None,
         }
@@ -164,17 +172,6 @@ pub enum Size {
         /// The upper bound.
         longest: usize,
     },
-}
-
-/// How Gemma 3 cuts long images ("pan and scan").
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct PanAndScan {
-    /// Crops are no smaller, in pixels.
-    pub min_crop_size: usize,
-    /// There are no more crops.
-    pub max_num_crops: usize,
-    /// Images are cut from this ratio of the long edge to the short one on.
-    pub min_ratio: f64,
 }
 
 /// What makes tiles of an image. Fields that a kind has no use for are ignored.
@@ -215,7 +212,7 @@ pub struct Processor {
     /// Of [`ProcessorKind::Lfm2Vl`], [`ProcessorKind::GotOcr2`] and [`ProcessorKind::Cohere2Vision`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tiling: Option<Tiling>,
-    /// Of [`ProcessorKind::Llama4`].
+    /// Of [`ProcessorKind::Llama4`] and [`ProcessorKind::Mllama`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub canvas: Option<Canvas>,
     /// Of [`ProcessorKind::Gemma4`]: what an image becomes at most.
@@ -406,20 +403,6 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
-    fn pan_and_scan(&self) -> Result<Option<PanAndScan>, ImageError> {
-        if !self.bool("do_pan_and_scan", false)? {
-            return Ok(None);
-        }
-        let missing = |key: &str| self.error(format!("do_pan_and_scan needs {key}"));
-        let whole = |key: &str| self.up_to(key, MAX_EDGE)?.ok_or_else(|| missing(key));
-        let ratio = "pan_and_scan_min_ratio_to_activate";
-        Ok(Some(PanAndScan {
-            min_crop_size: whole("pan_and_scan_min_crop_size")?,
-            max_num_crops: whole("pan_and_scan_max_num_crops")?,
-            min_ratio: self.number(ratio)?.ok_or_else(|| missing(ratio))?,
-        }))
-    }
-
     fn grid_pinpoints(&self, default: Vec<(usize, usize)>) -> Result<Vec<(usize, usize)>, ImageError> {
         const KEY: &str = "image_grid_pinpoints";
         let Some(value) = self.get(KEY) else { return Ok(default) };
@@ -505,6 +488,7 @@ impl Processor {
             ProcessorKind::Gemma3
                 | ProcessorKind::Pixtral
                 | ProcessorKind::Llama4
+                | ProcessorKind::Mllama
                 | ProcessorKind::GotOcr2
                 | ProcessorKind::Cohere2Vision
         );
@@ -524,9 +508,14 @@ impl Processor {
             (ProcessorKind::Pixtral, size) => {
                 (matches!(size, Size::LongestEdge(_) | Size::Exact { .. }), "longest_edge, or height and width,")
             }
-            (ProcessorKind::Gemma3 | ProcessorKind::Llama4 | ProcessorKind::GotOcr2 | ProcessorKind::Cohere2Vision, size) => {
-                (matches!(size, Size::Exact { .. }), "height and width")
-            }
+            (
+                ProcessorKind::Gemma3
+                | ProcessorKind::Llama4
+                | ProcessorKind::Mllama
+                | ProcessorKind::GotOcr2
+                | ProcessorKind::Cohere2Vision,
+                size,
+            ) => (matches!(size, Size::Exact { .. }), "height and width"),
             (ProcessorKind::Phi3V | ProcessorKind::Lfm2Vl | ProcessorKind::Gemma4, _) => (true, ""),
         };
         if !fits {

@@ -15,11 +15,11 @@ mod tiling;
 
 use std::{io, path::PathBuf};
 
-pub use config::{PanAndScan, Processor, ProcessorKind, Size};
+pub use config::{Processor, ProcessorKind, Size};
 pub use decode::{Limits, decode};
 pub use process::{Processed, Tile};
 pub use resize::{Filter, resize};
-pub use tiling::{Canvas, Tiling};
+pub use tiling::{Canvas, PanAndScan, Tiling};
 
 /// Why there is no image, or no processor.
 #[derive(Debug, thiserror::Error)]

@@ -60,6 +60,7 @@ impl Processor {
             ProcessorKind::Gemma3 => self.gemma3(image)?,
             ProcessorKind::Lfm2Vl => self.lfm2_vl(image)?,
             ProcessorKind::Llama4 => self.llama4(image)?,
+            ProcessorKind::Mllama => self.mllama(image)?,
             ProcessorKind::GotOcr2 | ProcessorKind::Cohere2Vision => self.tiled(image)?,
             ProcessorKind::Qwen2Vl | ProcessorKind::Glm4v => self.qwen2_vl(image)?.into(),
             ProcessorKind::Gemma4 => self.gemma4(image)?.into(),

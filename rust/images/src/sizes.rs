@@ -138,7 +138,7 @@ fn grids(least: usize, most: usize) -> Vec<(usize, usize)> {
     grids
 }
 
-/// Command A Vision's `get_optimal_tiled_canvas`: the grid on which the image becomes larger by the least, or where it has to
+/// The `get_optimal_tiled_canvas` of Command A Vision and of Llama 3.2 Vision: the grid on which the image becomes larger by the least, or where it has to
 /// become smaller, by the least; of equal ones the smallest.
 pub(crate) fn fullest_grid((height, width): (usize, usize), most: usize, tile: usize) -> (usize, usize) {
     let grids = grids(1, most);
@@ -235,6 +235,15 @@ pub(crate) fn llama4_fit((height, width): (usize, usize), size: (usize, usize), 
     } else {
         (to_height.max(1), scaled(width, down, high).min(to_width).max(1))
     }
+}
+
+/// Llama 3.2 Vision's `get_image_size_fit_to_canvas`: the size of the image on its canvas, on which it grows to a tile's edge at
+/// most.
+pub(crate) fn mllama_fit((height, width): (usize, usize), size: (usize, usize), tile: usize) -> (usize, usize) {
+    let (to_height, to_width) = (height.clamp(tile, size.0), width.clamp(tile, size.1));
+    let (down, across) = (to_height as f64 / height as f64, to_width as f64 / width as f64);
+    let scaled = |edge: usize, scale: f64, most: usize| ((edge as f64 * scale).floor() as usize).max(1).min(most);
+    if across < down { (scaled(height, across, to_height), to_width) } else { (to_height, scaled(width, down, to_width)) }
 }
 
 /// Pixtral's `get_resize_output_image_size`: within `bound`, then up to whole patches.

@@ -1,4 +1,4 @@
-//! How LFM2-VL and Llama 4 cut images.
+//! How LFM2-VL, Llama 4 and others cut images.
 
 use serde::Serialize;
 
@@ -9,6 +9,17 @@ use crate::{
     resize::check_pixels,
     sizes,
 };
+
+/// How Gemma 3 cuts long images ("pan and scan").
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PanAndScan {
+    /// Crops are no smaller, in pixels.
+    pub min_crop_size: usize,
+    /// There are no more crops.
+    pub max_num_crops: usize,
+    /// Images are cut from this ratio of the long edge to the short one on.
+    pub min_ratio: f64,
+}
 
 /// When LFM2-VL and others cut an image, and into how many tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -41,22 +52,28 @@ impl Tiling {
     }
 }
 
-/// The canvases of Llama 4.
+/// The canvases of Llama 4 and of Llama 3.2 Vision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Canvas {
     /// Tiles of the largest.
     pub max_tiles: usize,
-    /// The image becomes as large as it may, and not only as large as it must.
+    /// The image becomes as large as it may, and not only as large as it must. Of Llama 4 alone.
     pub is_largest: bool,
 }
 
 impl Canvas {
     /// What holds where a file says nothing.
-    pub(crate) const USUAL: Self = Self { max_tiles: 16, is_largest: false };
+    pub(crate) fn usual(kind: ProcessorKind) -> Option<Self> {
+        match kind {
+            ProcessorKind::Llama4 => Some(Self { max_tiles: 16, is_largest: false }),
+            ProcessorKind::Mllama => Some(Self { max_tiles: 4, is_largest: false }),
+            _ => None,
+        }
+    }
 }
 
 /// Keys that are read of one kind alone.
-pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 5] = [
+pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 6] = [
     (
         ProcessorKind::Lfm2Vl,
         &[
@@ -74,6 +91,7 @@ pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 5] = [
         ],
     ),
     (ProcessorKind::Llama4, &["max_patches", "resize_to_max_canvas"]),
+    (ProcessorKind::Mllama, &["max_image_tiles"]),
     (ProcessorKind::Gemma4, &["max_soft_tokens", "pooling_kernel_size"]),
     (ProcessorKind::GotOcr2, &["crop_to_patches", "min_patches", "max_patches"]),
     // It takes the fewest tiles that there may be, whatever it says.
@@ -81,6 +99,21 @@ pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 5] = [
 ];
 
 impl Keys<'_> {
+    /// Gemma 3's.
+    pub(crate) fn pan_and_scan(&self) -> Result<Option<PanAndScan>, ImageError> {
+        if !self.bool("do_pan_and_scan", false)? {
+            return Ok(None);
+        }
+        let missing = |key: &str| self.error(format!("do_pan_and_scan needs {key}"));
+        let whole = |key: &str| self.up_to(key, MAX_EDGE)?.ok_or_else(|| missing(key));
+        let ratio = "pan_and_scan_min_ratio_to_activate";
+        Ok(Some(PanAndScan {
+            min_crop_size: whole("pan_and_scan_min_crop_size")?,
+            max_num_crops: whole("pan_and_scan_max_num_crops")?,
+            min_ratio: self.number(ratio)?.ok_or_else(|| missing(ratio))?,
+        }))
+    }
+
     /// LFM2-VL's, where images are cut or not.
     fn tiling(&self, usual: Tiling, is_split: bool) -> Result<Tiling, ImageError> {
         let size = |key: &str, max: u64, usual: usize| Ok::<_, ImageError>(self.up_to(key, max)?.unwrap_or(usual));
@@ -101,10 +134,14 @@ impl Keys<'_> {
 }
 
 impl Processor {
-    /// What only LFM2-VL, Llama 4 and Gemma 4 have.
+    /// What only LFM2-VL, Llama 4, Llama 3.2 Vision and Gemma 4 have.
     pub(crate) fn read_tiling(&mut self, keys: &Keys<'_>) -> Result<(), ImageError> {
-        if !self.resize && matches!(self.kind, ProcessorKind::Lfm2Vl | ProcessorKind::Llama4 | ProcessorKind::Gemma4) {
+        let always = [ProcessorKind::Lfm2Vl, ProcessorKind::Llama4, ProcessorKind::Mllama, ProcessorKind::Gemma4];
+        if !self.resize && always.contains(&self.kind) {
             return Err(keys.error("do_resize is false, and this processor always resizes"));
+        }
+        if self.kind == ProcessorKind::Mllama && !keys.bool("do_pad", true)? {
+            return Err(keys.error("do_pad is false, and this processor always fills up its tiles"));
         }
         if matches!(self.kind, ProcessorKind::GotOcr2 | ProcessorKind::Cohere2Vision)
             && let Some(tiling) = &mut self.tiling
@@ -131,8 +168,12 @@ impl Processor {
             self.merge_size = keys.up_to("pooling_kernel_size", 64)?.unwrap_or(self.merge_size);
         }
         if let (Some(canvas), Size::Exact { height, width }) = (&mut self.canvas, self.size) {
-            canvas.max_tiles = keys.up_to("max_patches", 1024)?.unwrap_or(canvas.max_tiles);
-            canvas.is_largest = keys.bool("resize_to_max_canvas", canvas.is_largest)?;
+            if self.kind == ProcessorKind::Mllama {
+                canvas.max_tiles = keys.up_to("max_image_tiles", 64)?.unwrap_or(canvas.max_tiles);
+            } else {
+                canvas.max_tiles = keys.up_to("max_patches", 1024)?.unwrap_or(canvas.max_tiles);
+                canvas.is_largest = keys.bool("resize_to_max_canvas", canvas.is_largest)?;
+            }
             if height != width {
                 return Err(keys.error(format!("size is {width} x {height}, which is no square")));
             }
@@ -188,6 +229,19 @@ impl Processor {
         }
         images.push(self.resized(image, (edge, edge))?);
         Ok(Pieces { whole: images.len() - 1, images, grid: (rows, columns) })
+    }
+
+    /// Tiles of the canvas that it fills best, in whose upper left corner the image lies. The grid is there for one tile too.
+    pub(crate) fn mllama(&self, image: &RgbImage) -> Result<Pieces, ImageError> {
+        let (Some(canvas), Size::Exact { height: edge, .. }) = (self.canvas, self.size) else {
+            return Err(unfit(image, "its processor has no size of a tile"));
+        };
+        let (rows, columns) = sizes::fullest_grid(image.size(), canvas.max_tiles, edge);
+        let size = (rows * edge, columns * edge);
+        check_pixels(size.0, size.1)?;
+        let mut padded = RgbImage::filled(size, [0; 3]);
+        padded.paste(&self.resized(image, sizes::mllama_fit(image.size(), size, edge))?, (0, 0));
+        Ok(Pieces { images: cut(&padded, (edge, edge)), grid: (rows, columns), whole: 0 })
     }
 
     /// Tiles of a grid, of one size, and behind several of them the whole image.

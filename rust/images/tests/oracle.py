@@ -158,6 +158,15 @@ CONFIGS = [
     {"image_processor_type": "Cohere2VisionImageProcessor", "size": {"height": 30, "width": 30}, "crop_to_patches": False},
     {"image_processor_type": "Glm4vImageProcessorFast"},
     {"image_processor_type": "Glm4vImageProcessor", "size": {"shortest_edge": 4000, "longest_edge": 20000}, "patch_size": 10},
+    {"image_processor_type": "MllamaImageProcessorFast", "size": {"height": 56, "width": 56}},
+    {
+        "image_processor_type": "MllamaImageProcessor",
+        "size": {"height": 40, "width": 40},
+        "max_image_tiles": 6,
+        "image_mean": [0.4, 0.5, 0.6],
+        "image_std": [0.3, 0.2, 0.25],
+        "resample": 3,
+    },
 ]
 
 
@@ -216,6 +225,8 @@ def tiles(output: dict) -> list[np.ndarray]:
     if masks is not None:
         kept = [(mask[:, 0].sum(), mask[0].sum()) for mask in masks[0]]
         return [value[:, :height, :width] for value, (height, width) in zip(values[0], kept, strict=True)]
+    if "num_tiles" in output:
+        return list(values[0, 0, : output["num_tiles"][0][0]])
     return [values] if "image_grid_thw" in output else list(values[0] if values[0].ndim == 4 else values)
 
 

@@ -36,6 +36,7 @@ fn the_inputs_of_models_are_those_of_transformers() {
         "llama4_vision",
         "gemma4_vision",
         "cohere2_vision",
+        "mllama",
     ];
     for name in models {
         let dir = root.join(name);
@@ -60,7 +61,7 @@ fn the_inputs_of_models_are_those_of_transformers() {
 fn every_processor_makes_what_transformers_makes() {
     let sizes = [(96, 64), (45, 80), (1, 1), (7, 150), (333, 251), (200, 200), (640, 90), (57, 58)];
     let cases: Vec<Value> = serde_json::from_str(include_str!("data/processors.json")).unwrap();
-    assert_eq!(cases.len(), 32);
+    assert_eq!(cases.len(), 34);
     for case in cases {
         let processor = from(&case["config"]).unwrap();
         for (seed, ((width, height), wanted)) in sizes.into_iter().zip(case["digests"].as_array().unwrap()).enumerate() {

@@ -114,7 +114,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
                 weights: None,
                 isq: config.in_situ_quant,
                 tokenizer_bytes: 0,
-                encoder_cache_bytes: config.media.as_ref().map_or(0, MediaOptions::cache_bytes),
+                encoder_cache_bytes: config.media.as_ref().map_or(0, |options| options.cache_bytes(0)),
                 media: None,
                 adapter_bytes: adapter_bytes(config)?,
                 embedding: embedding.as_ref(),
@@ -216,6 +216,11 @@ fn adapter_bytes(config: &EngineConfig) -> Result<u64, EngineError> {
     config.adapters.as_ref().map_or(Ok(0), lora::planned_bytes)
 }
 
+/// Bytes that outputs of a model's encoder may take.
+fn encoder_cache_bytes(options: &MediaOptions, files: &ModelFiles) -> u64 {
+    options.cache_bytes(files.media().map_or(0, |media| media.largest_kept(files.config())))
+}
+
 fn planned_model<'a>(
     files: &'a ModelFiles,
     draft: Option<&'a ModelFiles>,
@@ -228,7 +233,7 @@ fn planned_model<'a>(
         weights: Some(files.weights()),
         isq: files.isq(),
         tokenizer_bytes,
-        encoder_cache_bytes: media.map_or(0, MediaOptions::cache_bytes),
+        encoder_cache_bytes: media.map_or(0, |options| encoder_cache_bytes(options, files)),
         media: files.media().map(|media| (media, files.encoder_weights())),
         adapter_bytes,
         embedding: files.embedding(),
@@ -447,7 +452,7 @@ fn prepare_thread(thread: &mut EngineThread, files: &ModelFiles, config: &Engine
         thread.attach(swapper);
     }
     if let Some(options) = &config.media {
-        thread.take_media(options.cache_bytes());
+        thread.take_media(encoder_cache_bytes(options, files));
     }
 }
 

@@ -444,7 +444,8 @@ fn beside_kv(
             // The host has both.
             if memory.is_host {
                 bytes.tokenizer = model.tokenizer_bytes;
-            } else {
+            } else if !model.config.is_crossed() {
+                // What layers look at lies where they do.
                 bytes.encoder_cache = 0;
             }
             bytes.is_host = memory.is_host;

@@ -145,11 +145,11 @@ fn chat_template(shared: &Shared) -> Result<&ChatTemplate, EngineError> {
     })
 }
 
-/// Token ids of a prompt with these images and sounds, and its text when it was given as such.
+/// Token ids of a prompt with these images and sounds, or that goes on from some, and its text when it was given as such.
 pub fn tokenize(
     shared: &Shared,
     prompt: &Prompt,
-    media: &[Vec<Arc<PromptItem>>],
+    (media, goes_on_from_media): (&[Vec<Arc<PromptItem>>], bool),
 ) -> Result<(Vec<u32>, Option<String>), EngineError> {
     let (ids, text) = match prompt {
         Prompt::Chat { messages, options } => (render_chat(shared, messages, options, media)?.0, None),
@@ -157,15 +157,17 @@ pub fn tokenize(
         Prompt::Gap { before, after } => (shared.tokenizer.encode_gap(before, after)?, Some(before.clone())),
         Prompt::TokenIds(ids) => (ids.clone(), None),
         Prompt::Sequence { sequence, then } => {
-            return tokenize(shared, &sequence.prompt(then.clone(), &shared.tokenizer)?, media);
+            let prompt = sequence.prompt(then.clone(), &shared.tokenizer)?;
+            return tokenize(shared, &prompt, (media, sequence.has_media()));
         }
     };
     if ids.is_empty() {
         return Err(EngineError::InvalidArgument("the prompt is empty: give at least one token".into()));
     }
-    // A tokenizer may know more tokens than the model has embeddings.
+    // A tokenizer may know more tokens than the model has embeddings. That of images may stand behind those of answers.
     let vocab_size = shared.vocab_size;
-    if let Some(&bad) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+    let of_images = shared.media.as_ref().filter(|_| !media.is_empty() || goes_on_from_media).map(|media| media.token_id);
+    if let Some(&bad) = ids.iter().find(|&&id| id as usize >= vocab_size && Some(id) != of_images) {
         let token = shared.tokenizer.token_text(bad);
         return Err(EngineError::InvalidArgument(format!(
             "the prompt has token id {bad} ({token:?}), which is outside of the model's vocabulary of {vocab_size}"

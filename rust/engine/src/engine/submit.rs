@@ -58,7 +58,8 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let adapter = find_adapter(shared, &request)?;
     let (prompt, source) = go_on_from(shared, request.prompt, &request.service)?;
     let media = if let Prompt::Chat { messages, .. } = &prompt { media_of(shared, messages)? } else { Vec::new() };
-    let (mut prompt_token_ids, text) = tokenize(shared, &prompt, &media)?;
+    let goes_on_from_media = source.as_ref().is_some_and(Sequence::has_media);
+    let (mut prompt_token_ids, text) = tokenize(shared, &prompt, (&media, goes_on_from_media))?;
     let num_given = prompt_token_ids.len();
     let reading = reading(shared, &prompt, &prompt_token_ids)?;
     let grammar = compile_grammar(shared, &request.sampling, &prompt, reading.as_ref())?;
@@ -176,6 +177,13 @@ fn place_media(
     };
     if placed.is_some() && token_ids.len() < num_given {
         return Err(cut_media());
+    }
+    if let Some(placed) = placed.as_ref().filter(|placed| placed.are_crossed) {
+        let num_places: usize = placed.items.iter().map(|placed| placed.positions.len()).sum();
+        if token_ids.iter().filter(|id| **id == placed.token_id).count() != num_places {
+            let text = "what comes behind a sequence has the token of an image: send the image in a message";
+            return Err(EngineError::InvalidArgument(text.into()));
+        }
     }
     let longest = placed.iter().flat_map(|placed| &placed.spans).map(|(first, end)| (end - first) as usize).max().unwrap_or(0);
     if longest > shared.longest_span {

@@ -6,6 +6,7 @@ mod glm4v;
 mod internvl;
 mod lfm2;
 mod llama4;
+mod mllama;
 mod phi3;
 mod qwen;
 mod whisper;
@@ -18,7 +19,7 @@ use serde_json::{Map, Value};
 use super::{
     config::{
         Arrangement, MediaConfig, MediaProcessor, PatchLayout, Placeholder, Places, Positions, ProjectorConfig, ProjectorGate,
-        ProjectorLayer, ProjectorLayout, ProjectorNorm, Regroup, ResamplerConfig, TowerConfig, TowerNames,
+        ProjectorLayer, ProjectorLayout, ProjectorNorm, Regroup, ResamplerConfig, Tiled, TowerConfig, TowerNames,
     },
     tower::MAX_ROWS,
 };
@@ -44,7 +45,7 @@ const VISION: &str = "vision_config";
 const AUDIO: &str = "audio_config";
 
 /// Every family whose images or sounds are computed.
-const FAMILIES: [Family; 19] = [
+const FAMILIES: [Family; 20] = [
     Family { model_types: &["llava"], key: VISION, is_one: false, read: llava },
     Family { model_types: &["llava_next"], key: VISION, is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], key: VISION, is_one: false, read: idefics2 },
@@ -62,6 +63,7 @@ const FAMILIES: [Family; 19] = [
     Family { model_types: &["cohere2_vision"], key: VISION, is_one: false, read: cohere::cohere2_vision },
     Family { model_types: &["lfm2_vl"], key: VISION, is_one: false, read: lfm2::lfm2_vl },
     Family { model_types: &["llama4"], key: VISION, is_one: false, read: llama4::llama4 },
+    Family { model_types: &["mllama"], key: VISION, is_one: false, read: mllama::mllama },
     Family { model_types: &["phi3_v"], key: VISION, is_one: true, read: phi3::phi3_v },
     Family { model_types: &["voxtral"], key: AUDIO, is_one: false, read: whisper::voxtral },
 ];
@@ -162,6 +164,17 @@ impl MediaConfig {
                 "takes states behind the layers {deep:?} of {num_layers}, for a decoder of {}",
                 decoder.layers.len()
             ));
+        }
+        if let Some(tiled) = &self.tower.tiled {
+            let Tiled { max_tiles, num_global_layers, taken } = tiled;
+            if !(1..=64).contains(max_tiles) || *num_global_layers > MAX_LAYERS {
+                return Err(format!(
+                    "has {num_global_layers} layers over {max_tiles} tiles; there may be {MAX_LAYERS} over 1 to 64"
+                ));
+            }
+            if taken.len() > num_layers || taken.iter().any(|layer| *layer >= num_layers) {
+                return Err(format!("takes states behind the layers {taken:?}, which are counted from 0, of {num_layers}"));
+            }
         }
         if !hidden_size.is_multiple_of(num_heads) {
             return Err(format!("has a width of {hidden_size}, not a multiple of {num_heads} heads"));
@@ -325,6 +338,7 @@ impl Reader<'_, '_> {
             inner_norms: None,
             is_bounded: false,
             standard: None,
+            tiled: None,
             names: SIGLIP,
         })
     }
@@ -359,6 +373,7 @@ impl Reader<'_, '_> {
             token_id,
             sees_spans: false,
             spans_in_windows: false,
+            is_crossed: false,
             resampler: None,
             deep: Vec::new(),
             places: PLACES,

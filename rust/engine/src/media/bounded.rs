@@ -5,7 +5,8 @@ use device::{Backend, ElementwisePhases, Linear, Norm, Projection, RopeTable, St
 
 use super::{
     config::TowerNames,
-    tower::{Buffers, Tower, TowerLayer},
+    tower::{Buffers, Tower},
+    tower_layer::TowerLayer,
     weights::TowerWeights,
 };
 use crate::EngineError;

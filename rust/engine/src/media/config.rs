@@ -27,6 +27,8 @@ pub struct MediaConfig {
     pub sees_spans: bool,
     /// They do so in layers with a window alone.
     pub spans_in_windows: bool,
+    /// Its vectors stand in no rows: layers of the decoder look at them, from the row of an image on.
+    pub is_crossed: bool,
     /// Where its weights lie.
     pub places: Places,
     /// Its weights have a file of their own (`mmproj`), in which no tensor may be left over.
@@ -99,8 +101,21 @@ pub struct TowerConfig {
     pub is_bounded: bool,
     /// What the last hidden states become.
     pub standard: Option<Standard>,
+    /// It sees all tiles of an image at once.
+    pub tiled: Option<Tiled>,
     /// What its weights are called.
     pub names: TowerNames,
+}
+
+/// Of a tower that sees all tiles of an image at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tiled {
+    /// Tiles of an image at most.
+    pub max_tiles: usize,
+    /// Layers behind the others, whose parts have gates.
+    pub num_global_layers: usize,
+    /// The layers before these behind which the states are a part of what comes out, counted from 0.
+    pub taken: Vec<usize>,
 }
 
 /// The names of norms within layers; each head of the values has one without weights.

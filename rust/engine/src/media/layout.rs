@@ -10,8 +10,10 @@ use crate::Tokenizer;
 /// What an image, or a chunk of a sound, becomes in a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ItemLayout {
-    /// Vectors.
+    /// Rows of the prompt: one for each of its vectors, unless these stand in none.
     pub(crate) num_rows: usize,
+    /// Vectors.
+    pub(crate) num_vectors: usize,
     /// Vectors of each tile, the whole image among them.
     of_tiles: Vec<usize>,
     /// Rows and columns of vectors of a tile.
@@ -25,7 +27,14 @@ pub(crate) struct ItemLayout {
 impl ItemLayout {
     pub(crate) fn new(config: &MediaConfig, image: &Processed) -> Self {
         let Some(tile) = image.tiles.first() else {
-            return Self { num_rows: 0, of_tiles: Vec::new(), of_tile: [0; 2], tiles: [0; 2], unpadded: [0..0, 0..0] };
+            return Self {
+                num_rows: 0,
+                num_vectors: 0,
+                of_tiles: Vec::new(),
+                of_tile: [0; 2],
+                tiles: [0; 2],
+                unpadded: [0..0, 0..0],
+            };
         };
         let vectors = |tile: &Tile| {
             let [height, width] = config.tower.patches(tile);
@@ -47,7 +56,9 @@ impl ItemLayout {
                 lines([1, 1]) + 1 + lines(tiles)
             }
         };
-        Self { num_rows, of_tiles, of_tile, tiles, unpadded }
+        let (num_rows, num_vectors) =
+            if config.is_crossed { (1, image.tiles.len() * config.tower.rows_of_tile()) } else { (num_rows, num_rows) };
+        Self { num_rows, num_vectors, of_tiles, of_tile, tiles, unpadded }
     }
 
     /// The vectors in their order in a prompt, of those of the tiles, `[tiles][rows, cols]`. `separators` are those of the
@@ -85,6 +96,14 @@ impl ItemLayout {
             rows.extend_from_slice(newline);
         }
         rows
+    }
+}
+
+#[cfg(test)]
+impl ItemLayout {
+    /// Of an image of so many vectors, at which layers look from one row on.
+    pub(crate) fn looked_at(num_vectors: usize) -> Self {
+        Self { num_rows: 1, num_vectors, of_tiles: Vec::new(), of_tile: [0; 2], tiles: [0; 2], unpadded: [0..0, 0..0] }
     }
 }
 

@@ -18,13 +18,15 @@ pub(crate) mod mmproj;
 mod projector;
 pub(crate) mod prompt;
 mod resampler;
+mod tiled;
 mod tower;
+mod tower_layer;
 mod weights;
 
 use std::{path::PathBuf, sync::Arc};
 
 use audio::Sound;
-use device::{Backend, Precision, Tensor, WorkspaceShape};
+use device::{Backend, KvDType, Precision, Tensor, WorkspaceShape};
 use images::{Processed, RgbImage, Tile};
 use paged::{EncoderContent, EncoderItem, EncoderKey};
 
@@ -33,7 +35,7 @@ pub(crate) use config::MediaConfig;
 pub(crate) use layout::ItemLayout;
 pub(crate) use weights::TowerWeights;
 
-use crate::{EngineError, Media, MediaKind};
+use crate::{EngineError, Media, MediaKind, model::DecoderConfig};
 use config::{Arrangement, MediaProcessor};
 use projector::Projector;
 use resampler::Resampler;
@@ -44,7 +46,8 @@ use tower::Tower;
 pub struct MediaOptions {
     /// An image whose longer edge has more pixels is made smaller first.
     pub max_edge: Option<usize>,
-    /// Bytes that outputs of the encoder may take; 256 MiB unless given.
+    /// Bytes that outputs of the encoder may take; 256 MiB unless given, or two images of a model with layers that look at them
+    /// where these are more.
     pub cache_bytes: Option<u64>,
     /// The image encoder of a GGUF file, which is a GGUF file of its own.
     pub mmproj: Option<PathBuf>,
@@ -54,9 +57,10 @@ pub struct MediaOptions {
 const DEFAULT_CACHE_BYTES: u64 = 256 << 20;
 
 impl MediaOptions {
-    /// Bytes that outputs of the encoder may take.
-    pub fn cache_bytes(&self) -> u64 {
-        self.cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES)
+    /// Bytes that outputs of the encoder may take, of a model whose largest image takes so many.
+    pub fn cache_bytes(&self, largest: u64) -> u64 {
+        // A request that looks at an image keeps it to its end, and another is to go on beside it.
+        self.cache_bytes.unwrap_or_else(|| DEFAULT_CACHE_BYTES.max(largest.saturating_mul(2)))
     }
 }
 
@@ -74,6 +78,8 @@ pub(crate) struct PromptItem {
     pub(crate) layout: ItemLayout,
     /// Over its values and all that decides the encoder's input.
     pub(crate) key: EncoderKey,
+    /// Images whose vectors come before its own, where a row that sees it sees these too.
+    pub(crate) before: Vec<Arc<Self>>,
 }
 
 impl PromptItem {
@@ -120,7 +126,8 @@ impl PromptItem {
             let key = item.key(&KEY);
             let tile = Tile { height: 1, width: features.num_frames, pixels: values };
             let processed = Processed { tiles: vec![tile], original: (1, features.num_frames), grid: (0, 0), whole: 0 };
-            Arc::new(Self { kind: MediaKind::Sound, layout: ItemLayout::new(config, &processed), processed, key })
+            let layout = ItemLayout::new(config, &processed);
+            Arc::new(Self { kind: MediaKind::Sound, layout, processed, key, before: Vec::new() })
         };
         Ok(features.chunks.into_iter().map(item).collect())
     }
@@ -142,7 +149,35 @@ impl PromptItem {
             adapter: &[],
             content: EncoderContent::Samples(image.pixels()),
         };
-        Ok(Arc::new(Self { kind: MediaKind::Image, processed, layout, key: item.key(&KEY) }))
+        Ok(Arc::new(Self { kind: MediaKind::Image, processed, layout, key: item.key(&KEY), before: Vec::new() }))
+    }
+
+    /// Images that are seen together, as one item: the last, behind the others.
+    pub(crate) fn together(images: &[Arc<Self>]) -> Option<Arc<Self>> {
+        let (last, before) = images.split_last()?;
+        if before.is_empty() {
+            return Some(Arc::clone(last));
+        }
+        let keys: Vec<u8> = images.iter().flat_map(|image| *image.key.as_bytes()).collect();
+        let content = EncoderContent::Samples(&keys);
+        let item = EncoderItem { dimensions: &[images.len()], mode: "images", processor: &[], tower: &[], adapter: &[], content };
+        Some(Arc::new(Self {
+            kind: last.kind,
+            processed: last.processed.clone(),
+            layout: last.layout.clone(),
+            key: item.key(&KEY),
+            before: before.to_vec(),
+        }))
+    }
+
+    /// Images or sounds that are encoded for it.
+    pub(crate) fn num_encoded(&self) -> usize {
+        1 + self.before.len()
+    }
+
+    /// Vectors of all of them.
+    pub(crate) fn num_vectors(&self) -> usize {
+        self.before.iter().map(|image| image.layout.num_vectors).sum::<usize>() + self.layout.num_vectors
     }
 }
 
@@ -212,6 +247,17 @@ impl MediaEncoder {
     /// The vectors of an item, `[1 + deep, num_rows, hidden_size]`: those of its rows, then those that are added behind the
     /// decoder's first layers.
     pub(crate) fn encode(&mut self, backend: &dyn Backend, item: &PromptItem) -> Result<Vec<f32>, EngineError> {
+        if self.config.is_crossed {
+            let mut vectors = Vec::new();
+            for image in item.before.iter().map(|image| &image.processed).chain([&item.processed]) {
+                let states = self.tower.run_tiled(backend, image)?;
+                let Connector::Projector(projector) = &self.connector else {
+                    return Err(EngineError::Internal("vectors that layers look at are a projector's".into()));
+                };
+                vectors.extend(projector.project(backend, states, self.config.tower.output_size())?);
+            }
+            return Ok(vectors);
+        }
         let tiles = &item.processed.tiles;
         let grids: Vec<_> = tiles.iter().map(|tile| self.config.tower.grid(tile)).collect();
         let pairs: Vec<_> = tiles.iter().zip(&grids).collect();
@@ -307,6 +353,13 @@ impl MediaConfig {
         1 + self.deep.len()
     }
 
+    /// Bytes that layers which look at images make of the largest, in F32; 0 where none do.
+    pub(crate) fn largest_kept(&self, decoder: &DecoderConfig) -> u64 {
+        let num_vectors = self.tower.tiled.as_ref().map_or(0, |tiled| tiled.max_tiles * self.tower.rows_of_tile());
+        let spec = decoder.cross_kv_spec(num_vectors, KvDType::F32).ok().flatten();
+        spec.and_then(|spec| spec.total_bytes()).unwrap_or(0)
+    }
+
     /// Rows that a tile of full size becomes, of a tower whose tiles all have one, or whose processor has a bound.
     pub(crate) fn rows_of_tile(&self) -> usize {
         if let MediaProcessor::Images(processor) = &self.processor
@@ -321,14 +374,21 @@ impl MediaConfig {
 
     /// Bytes of the encoder's activations for its largest input.
     pub(crate) fn activation_bytes(&self) -> u64 {
-        self.tower.activation_bytes(tower::MAX_ROWS)
+        let columns = self.projector.layers.last().map_or(0, |layer| layer.out_features);
+        self.tower.activation_bytes(self.max_rows()) + self.tower.taken_bytes(columns)
+    }
+
+    /// Rows that are computed at once at most, but for a tile that has more.
+    fn max_rows(&self) -> usize {
+        tower::MAX_ROWS.max(self.tower.rows_of_image())
     }
 
     /// Workspaces that serve the encoder as well.
     pub(crate) fn widen(&self, shape: WorkspaceShape) -> WorkspaceShape {
         let tower = &self.tower;
         WorkspaceShape {
-            num_tokens: shape.num_tokens.max(tower::MAX_ROWS),
+            num_tokens: shape.num_tokens.max(self.max_rows()),
+            seq_len: shape.seq_len.max(tower.rows_of_image()),
             hidden_size: shape.hidden_size.max(tower.hidden_size).max(tower.frame_columns()),
             intermediate_size: shape.intermediate_size.max(tower.intermediate_size),
             ..shape

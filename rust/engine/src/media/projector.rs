@@ -35,7 +35,7 @@ impl Projector {
         let first = &config.layers[0];
         let is_whole = first.layout == ProjectorLayout::Transposed;
         let place = weights.place(places, &(if is_whole { first.name.into() } else { format!("{}.weight", first.name) }))?;
-        let mut cols = config.regroup.columns(tower.hidden_size);
+        let mut cols = config.regroup.columns(tower.output_size());
         let mut norm = |norm: &Option<ProjectorNorm>, len: usize| {
             let load = |norm: &ProjectorNorm| match norm.name {
                 "" => Ok(Norm { kind: norm.kind, weight: Constant::from(vec![1.0; len]), bias: None, eps: norm.eps }),

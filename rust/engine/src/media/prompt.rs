@@ -1,6 +1,6 @@
 //! The images and sounds of a prompt: which of its tokens they stand for, and where these lie.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use super::{ItemLayout, MediaConfig, PromptItem};
 use crate::EngineError;
@@ -29,6 +29,9 @@ pub(crate) struct PromptItems {
     shift: i64,
     /// Positions of the tiles whose rows see each other, in order: first and end.
     pub(crate) spans: Vec<(u32, u32)>,
+    /// Layers of the decoder look at the vectors, from the row of an image on. An item is then the images of rows that follow
+    /// each other.
+    pub(crate) are_crossed: bool,
 }
 
 impl PromptItems {
@@ -58,13 +61,14 @@ impl PromptItems {
             PlacedItem { item, positions }
         };
         let items: Vec<_> = items.into_iter().map(place).collect();
+        let items = if config.is_crossed { together(&items) } else { items };
         let (mut coordinates, mut shift) = (Vec::new(), 0);
         if has_axes {
             shift = add_coordinates(&items, &mut coordinates);
         }
         let spans =
             if config.sees_spans { items.iter().flat_map(|placed| runs(&placed.positions)).collect() } else { Vec::new() };
-        Ok(Self { items, token_id, coordinates, shift, spans })
+        Ok(Self { items, token_id, coordinates, shift, spans, are_crossed: config.is_crossed })
     }
 
     /// The prompt's ids with those of the items' rows in their places.
@@ -83,6 +87,35 @@ impl PromptItems {
             }
         }
         ids
+    }
+
+    /// What a row of these positions sees, where layers look at images: of each item that some see, these positions in order, and
+    /// how many of its vectors each sees. As Transformers' `get_cross_attention_token_mask`: a row sees the last image before it
+    /// or of its own, and those whose rows come right before that image's.
+    pub(crate) fn seen(&self, positions: Range<u32>) -> impl Iterator<Item = (&PlacedItem, Vec<(u32, u32)>)> {
+        let firsts = |placed: &PlacedItem| placed.positions.first().copied().unwrap_or(u32::MAX);
+        self.items.iter().enumerate().filter_map(move |(index, placed)| {
+            let end = self.items.get(index + 1).map_or(u32::MAX, firsts);
+            let own = positions.start.max(firsts(placed))..positions.end.min(end);
+            let images = || placed.item.before.iter().chain([&placed.item]);
+            let num_vectors = |position: u32| {
+                let seen = images().zip(&placed.positions).take_while(|(_, at)| **at <= position);
+                seen.map(|(image, _)| image.layout.num_vectors as u32).sum()
+            };
+            let rows: Vec<_> = own.map(|position| (position, num_vectors(position))).collect();
+            (!rows.is_empty()).then_some((placed, rows))
+        })
+    }
+
+    /// What the keys and values of rows from a position on depend on besides their tokens, and that position: of an image at
+    /// which layers look there is but one row, whose id alone does not tell it from all others.
+    pub(crate) fn salt(&self) -> Option<(Vec<u8>, usize)> {
+        let first = self.items.first().filter(|_| self.are_crossed)?.positions.first()?;
+        let mut hasher = blake3::Hasher::new();
+        for placed in &self.items {
+            hasher.update(placed.item.key.as_bytes());
+        }
+        Some((hasher.finalize().as_bytes().to_vec(), *first as usize))
     }
 
     /// Whether positions are not all that a token has, somewhere from `position` on within the items.
@@ -115,6 +148,17 @@ impl PromptItems {
     }
 }
 
+/// Images whose rows follow each other without a gap, as one item.
+fn together(items: &[PlacedItem]) -> Vec<PlacedItem> {
+    let follow = |a: &PlacedItem, b: &PlacedItem| a.positions.last().map(|last| last + 1) == b.positions.first().copied();
+    let join = |run: &[PlacedItem]| {
+        let images: Vec<_> = run.iter().map(|placed| Arc::clone(&placed.item)).collect();
+        let positions = run.iter().flat_map(|placed| placed.positions.iter().copied()).collect();
+        PromptItem::together(&images).map(|item| PlacedItem { item, positions })
+    };
+    items.chunk_by(follow).filter_map(join).collect()
+}
+
 /// Where ascending positions follow each other without a gap: first and end of each run.
 fn runs(positions: &[u32]) -> impl Iterator<Item = (u32, u32)> {
     positions.chunk_by(|a, b| a + 1 == *b).filter_map(|run| run.first().zip(run.last()).map(|(first, last)| (*first, last + 1)))
@@ -143,4 +187,47 @@ fn add_coordinates(items: &[PlacedItem], coordinates: &mut Vec<[u32; 3]>) -> i64
         next += height.max(width) as u32;
     }
     i64::from(next) - coordinates.len() as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use images::Processed;
+    use paged::{EncoderContent, EncoderItem};
+
+    use super::*;
+    use crate::MediaKind;
+
+    fn image(number: u8, num_vectors: usize) -> Arc<PromptItem> {
+        let content = EncoderContent::Samples(&[number]);
+        let item = EncoderItem { dimensions: &[1], mode: "", processor: &[], tower: &[], adapter: &[], content };
+        let processed = Processed { tiles: Vec::new(), original: (1, 1), grid: (1, 1), whole: 0 };
+        Arc::new(PromptItem {
+            kind: MediaKind::Image,
+            processed,
+            layout: ItemLayout::looked_at(num_vectors),
+            key: item.key(&[0; 32]),
+            before: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn a_row_sees_the_last_image_and_those_right_before_it() {
+        let placed = |number, num_vectors, position| PlacedItem { item: image(number, num_vectors), positions: vec![position] };
+        let given = [placed(1, 10, 2), placed(2, 20, 5), placed(3, 40, 6)];
+        let items = PromptItems { items: together(&given), are_crossed: true, ..PromptItems::default() };
+        let seen = |positions| items.seen(positions).map(|(placed, rows)| (placed.item.num_vectors(), rows)).collect::<Vec<_>>();
+        assert_eq!(
+            seen(0..9),
+            [(10, vec![(2, 10), (3, 10), (4, 10)]), (60, vec![(5, 20), (6, 60), (7, 60), (8, 60)])],
+            "all of a prompt"
+        );
+        assert_eq!(seen(0..2), []);
+        assert_eq!(seen(4..6), [(10, vec![(4, 10)]), (60, vec![(5, 20)])]);
+        assert_eq!(seen(100..101), [(60, vec![(100, 60)])], "what is answered");
+        let (salt, first) = items.salt().unwrap();
+        assert_eq!(first, 2);
+        let others = [placed(1, 10, 2), placed(2, 20, 5), placed(4, 40, 6)];
+        assert_ne!(PromptItems { items: together(&others), ..items.clone() }.salt().unwrap().0, salt);
+        assert_eq!(PromptItems { are_crossed: false, ..items }.salt(), None);
+    }
 }

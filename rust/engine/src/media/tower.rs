@@ -8,10 +8,11 @@ use device::{
 use images::Tile;
 
 use super::{
-    bounded::Bounds,
-    config::{InnerNorms, Positions, Standard, TowerConfig},
+    config::{Positions, Standard, TowerConfig},
     frames::{Convolutions, STRIDE, WIDTH},
     grid::{Grid, learned, read_patch, rope_table},
+    tiled::TiledTower,
+    tower_layer::TowerLayer,
     weights::TowerWeights,
 };
 use crate::EngineError;
@@ -19,7 +20,7 @@ use crate::EngineError;
 /// Patches that are computed together at most, but for a tile that has more.
 pub(crate) const MAX_ROWS: usize = 4096;
 /// Tokens of a block of its storage.
-const BLOCK_SIZE: usize = 32;
+pub(super) const BLOCK_SIZE: usize = 32;
 
 /// A tower that was loaded.
 pub(crate) struct Tower {
@@ -27,14 +28,16 @@ pub(crate) struct Tower {
     precision: Precision,
     stem: Stem,
     /// `[side * side, hidden_size]`, behind that of the class row if there is one.
-    positions: Option<Constant>,
-    class: Option<Constant>,
+    pub(super) positions: Option<Constant>,
+    pub(super) class: Option<Constant>,
     pre_norm: Option<Norm>,
     post_norm: Option<Norm>,
     /// What the last hidden states are multiplied by, less the first of these, times the second.
     standard: Option<(f32, Option<[Constant; 2]>)>,
-    layers: Vec<TowerLayer>,
-    buffers: Option<Buffers>,
+    pub(super) layers: Vec<TowerLayer>,
+    /// Of one that sees all tiles of an image at once.
+    pub(super) tiled: Option<TiledTower>,
+    pub(super) buffers: Option<Buffers>,
 }
 
 /// From tiles to hidden states.
@@ -45,32 +48,10 @@ enum Stem {
     Frames(Convolutions),
 }
 
-/// Norms within a layer.
-pub(super) struct Inner {
-    q: Norm,
-    k: Norm,
-    v: Norm,
-    pub(super) post_attn: Norm,
-    pub(super) post_ffn: Norm,
-}
-
-pub(super) struct TowerLayer {
-    pub(super) attn_norm: Norm,
-    pub(super) qkv: [Linear; 3],
-    pub(super) attn_output: Linear,
-    pub(super) ffn_norm: Norm,
-    pub(super) gate: Option<Linear>,
-    pub(super) up: Linear,
-    pub(super) down: Linear,
-    has_window: bool,
-    pub(super) inner: Option<Inner>,
-    bounds: Option<Bounds>,
-}
-
 /// Activations; rows are patches.
 pub(super) struct Buffers {
     /// What a matrix over patches takes.
-    patches: Option<Tensor>,
+    pub(super) patches: Option<Tensor>,
     pub(super) hidden: Tensor,
     pub(super) q: Tensor,
     pub(super) k: Tensor,
@@ -92,13 +73,23 @@ struct Pass {
 }
 
 impl TowerConfig {
-    fn head_dim(&self) -> usize {
+    pub(super) fn head_dim(&self) -> usize {
         self.hidden_size / self.num_heads
     }
 
     /// Values of a patch, of one frame.
-    fn patch_len(&self) -> usize {
+    pub(super) fn patch_len(&self) -> usize {
         if self.frames.is_some() { 0 } else { 3 * self.patch_size * self.patch_size }
+    }
+
+    /// Columns of what comes out: of the last hidden states, and of those that are taken beside them.
+    pub(crate) fn output_size(&self) -> usize {
+        self.hidden_size * (1 + self.tiled.as_ref().map_or(0, |tiled| tiled.taken.len()))
+    }
+
+    /// Patches along a side of a tile, of a tower whose tiles all have one.
+    pub(super) fn side(&self) -> usize {
+        if let Positions::Learned { side } = self.positions { side } else { 0 }
     }
 
     /// Columns of the widest product before the layers, of a tower that hears.
@@ -164,40 +155,13 @@ impl Tower {
         precision: Precision,
     ) -> Result<Self, EngineError> {
         let names = config.names;
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let hidden = config.hidden_size;
         let first = config.frames.map_or(names.patch, |frames| frames.names[0]);
         let place = weights.place(places, &format!("{first}.weight"))?;
         let named = |name: &str| format!("{place}{name}");
         let kind = (config.norm, config.eps, 0.0);
-        let mut layers = Vec::with_capacity(config.num_layers);
-        for layer in 0..config.num_layers {
-            let named = |name: &str| named(&name.replace('*', &layer.to_string()));
-            let scale = |part: usize| if names.scales[part].is_empty() { String::new() } else { named(names.scales[part]) };
-            let is_fused = names.qkv[0] == names.qkv[1];
-            let (num_rows, step) = if is_fused { (3 * hidden, hidden) } else { (hidden, 0) };
-            let mut of_qkv = |part: usize| {
-                let name = named(names.qkv[part]);
-                if names.is_paired && part < 2 {
-                    return weights.unpaired(&name, hidden, config.num_heads);
-                }
-                if matches!(config.positions, Positions::Axes { .. }) && part < 2 {
-                    return weights.reordered(&name, hidden, |row| in_halves(row, config.head_dim()));
-                }
-                weights.rows_of_linear(&name, num_rows, part * step, [hidden; 2])
-            };
-            layers.push(TowerLayer {
-                qkv: [of_qkv(0)?, of_qkv(1)?, of_qkv(2)?],
-                attn_norm: weights.norm(&named(names.attn_norm), hidden, kind)?,
-                attn_output: weights.scaled(&named(names.attn_output), &scale(0), [hidden; 2])?,
-                ffn_norm: weights.norm(&named(names.ffn_norm), hidden, kind)?,
-                gate: config.is_gated.then(|| weights.linear(&named(names.gate), [inner, hidden])).transpose()?,
-                up: weights.linear(&named(names.up), [inner, hidden])?,
-                down: weights.scaled(&named(names.down), &scale(1), [hidden, inner])?,
-                has_window: config.windows.as_ref().is_some_and(|windows| !windows.full_layers.contains(&layer)),
-                inner: config.inner_norms.map(|names| Inner::new(weights, config, names, &named)).transpose()?,
-                bounds: if config.is_bounded { Some(Bounds::new(weights, &names, &named)?) } else { None },
-            });
-        }
+        let layers =
+            (0..config.num_layers).map(|layer| TowerLayer::new(weights, config, layer, &named)).collect::<Result<_, _>>()?;
         let positions = match config.positions {
             Positions::Learned { side }
             | Positions::Fractions { side }
@@ -225,6 +189,7 @@ impl Tower {
             let shape = [config.num_frames, config.patch_size];
             Stem::Patches(weights.patches(&named(names.patch), hidden, config.patch_layout, shape)?)
         };
+        let tiled = config.tiled.as_ref().map(|tiled| TiledTower::new(weights, (config, tiled), &place)).transpose()?;
         let mut norm = |is_there: bool, name| is_there.then(|| weights.norm(&named(name), hidden, kind)).transpose();
         Ok(Self {
             pre_norm: norm(config.has_pre_norm, names.pre_norm)?,
@@ -234,6 +199,7 @@ impl Tower {
             positions,
             standard,
             layers,
+            tiled,
             config: config.clone(),
             precision,
             buffers: None,
@@ -268,8 +234,16 @@ impl Tower {
         Ok(outputs)
     }
 
+    /// The matrix over the values of a patch.
+    pub(super) fn patch_matrix(&self) -> Result<&Linear, EngineError> {
+        match &self.stem {
+            Stem::Patches(patch) => Ok(patch),
+            Stem::Frames(_) => Err(EngineError::Internal("patches for a tower that hears".into())),
+        }
+    }
+
     /// Makes room for so many rows, in so many blocks.
-    fn reserve(&mut self, backend: &dyn Backend, max_rows: usize, max_blocks: usize) -> Result<Buffers, EngineError> {
+    pub(super) fn reserve(&mut self, backend: &dyn Backend, max_rows: usize, max_blocks: usize) -> Result<Buffers, EngineError> {
         if let Some(buffers) = self.buffers.take().filter(|it| it.max_rows >= max_rows && it.max_blocks >= max_blocks) {
             return Ok(buffers);
         }
@@ -440,7 +414,7 @@ impl Tower {
         Ok(())
     }
 
-    fn layer(
+    pub(super) fn layer(
         &self,
         backend: &dyn Backend,
         layer: &TowerLayer,
@@ -457,14 +431,14 @@ impl Tower {
         backend.norm_linear(hidden, Some(&layer.attn_norm), projections, step);
         self.attend(backend, layer, (step, rope), [q, k, v, out], cache, Some(&layer.attn_output));
         let [post_attn, post_ffn] = layer.inner.as_ref().map_or([None; 2], |inner| [&inner.post_attn, &inner.post_ffn].map(Some));
-        let add = |x: &Tensor, linear: &Linear, post_norm: Option<&Norm>, residual: &mut Tensor| {
-            backend.linear_residual(ResidualArgs { x, linear, post_norm, scale: 1.0, residual }, step);
+        let add = |x: &Tensor, linear: &Linear, (post_norm, scale): (Option<&Norm>, f32), residual: &mut Tensor| {
+            backend.linear_residual(ResidualArgs { x, linear, post_norm, scale, residual }, step);
         };
-        add(out, &layer.attn_output, post_attn, hidden);
+        add(out, &layer.attn_output, (post_attn, layer.scales[0]), hidden);
         let (gate, up, activation) = (layer.gate.as_ref(), &layer.up, self.config.activation);
         let (norm, next) = (Some(&layer.ffn_norm), Some(&layer.down));
         backend.gate_up(GateUpArgs { x: hidden, norm, gate, up, activation, out: inner, next }, step);
-        add(inner, &layer.down, post_ffn, hidden);
+        add(inner, &layer.down, (post_ffn, layer.scales[1]), hidden);
     }
 
     /// From queries, keys and values to what attention gives; `next`: see [`AttentionArgs::next`].
@@ -483,7 +457,8 @@ impl Tower {
         let args = RopeArgs::new(q, Some((k, Some(v))), rope, (cache, 0));
         backend.rope_and_cache(RopeArgs { q_norm, k_norm, v_norm, ..args }, step);
         let (heads, head_dim) = (self.config.num_heads, self.config.head_dim());
-        let mut params = AttentionParams { mask: Mask::Full, ..AttentionParams::new([heads, heads, head_dim], self.precision) };
+        let mask = if step.span_ends.is_empty() { Mask::Full } else { Mask::Spans };
+        let mut params = AttentionParams { mask, ..AttentionParams::new([heads, heads, head_dim], self.precision) };
         if layer.inner.is_some() {
             params.scale = 1.0;
         }
@@ -502,39 +477,6 @@ impl Tower {
             rope: rope_table(&self.config.positions, &places, self.config.head_dim()),
         }
     }
-}
-
-impl Inner {
-    fn new(
-        weights: &mut TowerWeights<'_>,
-        config: &TowerConfig,
-        names: InnerNorms,
-        named: &dyn Fn(&str) -> String,
-    ) -> Result<Self, EngineError> {
-        let (kind, head_dim) = ((config.norm, config.eps, 0.0), config.head_dim());
-        let mut of_heads = |name: &str| {
-            let norm = weights.norm(&named(name), head_dim, kind)?;
-            // A model that is only counted has no weights.
-            let order = |weight: &Constant| (0..weight.len()).map(|i| weight[in_halves(i, head_dim)]).collect::<Vec<_>>().into();
-            Ok::<_, EngineError>(Norm { weight: order(&norm.weight), ..norm })
-        };
-        let (q, k) = (of_heads(names.q)?, of_heads(names.k)?);
-        Ok(Self {
-            v: Norm { weight: vec![1.0; head_dim].into(), ..q.clone() },
-            q,
-            k,
-            post_attn: weights.norm(&named(names.post_attn), config.hidden_size, kind)?,
-            post_ffn: weights.norm(&named(names.post_ffn), config.hidden_size, kind)?,
-        })
-    }
-}
-
-/// Where in a file the row of a head lies whose first half of pairs turns by one coordinate and the second by another: there each
-/// half of the head has both elements of its pairs. Second and third quarter of a head change places.
-fn in_halves(row: usize, head_dim: usize) -> usize {
-    let (head, quarter) = (row / head_dim * head_dim, head_dim / 4);
-    let (place, within) = (row % head_dim / quarter, row % quarter);
-    head + [0, 2, 1, 3][place] * quarter + within
 }
 
 /// Makes states what [`Standard`] says.

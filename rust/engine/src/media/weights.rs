@@ -254,6 +254,17 @@ impl<'a> TowerWeights<'a> {
         Ok(values.into())
     }
 
+    /// A matrix of floats, used as it is stored.
+    pub(crate) fn float_rows(&mut self, name: &str, shape: [usize; 2]) -> Result<WeightView, EngineError> {
+        let view = self.matrix(name, shape)?;
+        if matches!(view.dtype, DType::Ggml(_)) {
+            return Err(self.error(&format!("tensor `{name}` has type {}; it must be F32, F16 or BF16", view.dtype)));
+        }
+        (self.progress)(view.bytes().len() as u64);
+        self.bytes += view.bytes().len() as u64;
+        Ok(view)
+    }
+
     fn optional(&mut self, name: &str, len: usize) -> Result<Option<Vec<f32>>, EngineError> {
         if self.files.tensor(name).is_err() { Ok(None) } else { self.values(name, &[len]).map(Some) }
     }

@@ -21,6 +21,8 @@ use crate::EngineError;
 pub const MAX_SIZE: usize = 1 << 27;
 /// Most layers that are believed.
 pub const MAX_LAYERS: usize = 4096;
+/// Vectors of a block of what is kept of an image for layers that look at it.
+pub(crate) const CROSS_BLOCK_SIZE: usize = 32;
 const MAX_HEADS: usize = 4096;
 const MAX_HEAD_DIM: usize = 1024;
 
@@ -31,6 +33,8 @@ pub struct DecoderConfig {
     pub architecture: &'static str,
     /// Token ids.
     pub vocab_size: usize,
+    /// Rows of the token embedding behind these: of tokens that are never an answer.
+    pub num_further_rows: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Tokens of a sequence at most.
@@ -107,6 +111,9 @@ pub struct LayerConfig {
     pub attention: AttentionConfig,
     /// What mixes them in place of attention, which then means nothing.
     pub recurrent: Option<RecurrentConfig>,
+    /// Attention looks at the vectors of images, and both parts are multiplied by the tanh of a weight; rows that see no image
+    /// pass the layer by.
+    pub is_cross: bool,
     /// The feed-forward network.
     pub ffn: FfnConfig,
     /// Where it has norms.
@@ -253,6 +260,7 @@ impl Default for DecoderConfig {
         Self {
             architecture: "",
             vocab_size: 0,
+            num_further_rows: 0,
             hidden_size: 0,
             max_position_embeddings: 0,
             norm: NormConfig::rms(None),
@@ -312,12 +320,18 @@ impl LayerConfig {
         Self {
             attention,
             recurrent: None,
+            is_cross: false,
             ffn: FfnConfig::Dense(DenseConfig { intermediate_size, is_gated: true, activation, bias: false, cutoff: None }),
             norms: Norms::Before,
             is_parallel: false,
             residual_scale: 1.0,
             has_output_scale: false,
         }
+    }
+
+    /// Whether it has keys and values of tokens.
+    pub(crate) fn has_kv(&self) -> bool {
+        self.recurrent.is_none() && !self.is_cross
     }
 
     /// Whether all its matrices must have biases.
@@ -420,7 +434,7 @@ impl ModelConfigLike for DecoderConfig {
 
     fn kv_shape(&self, layer: usize) -> paged::KvShape {
         let AttentionConfig { num_kv_heads, head_dim, shared_kv, latent, .. } = self.layers[layer].attention;
-        if self.layers[layer].recurrent.is_some() {
+        if !self.layers[layer].has_kv() {
             return paged::KvShape::default();
         }
         match shared_kv {
@@ -451,7 +465,7 @@ impl DecoderConfig {
     /// Whose keys and values a layer reads, and of which shape.
     pub fn kv_source(&self, layer: usize) -> KvSource {
         let AttentionConfig { num_kv_heads, head_dim, shared_kv, latent, .. } = self.layers[layer].attention;
-        if self.layers[layer].recurrent.is_some() {
+        if !self.layers[layer].has_kv() {
             return KvSource::Nothing;
         }
         let own = if latent.is_some() { KvShape::latent(head_dim) } else { KvShape::new(num_kv_heads, head_dim) };
@@ -483,6 +497,24 @@ impl DecoderConfig {
         }
         let groups: Vec<_> = groups.groups.iter().map(|group| &group.layers[..]).collect();
         KvCacheSpec::grouped(pool, dtype, &sources, &groups).map_err(|error| EngineError::Internal(error.to_string()))
+    }
+
+    /// A storage for what the layers that look at images make of so many vectors; `None` where there are no such layers.
+    ///
+    /// # Errors
+    /// [`EngineError::Device`] for sizes that no storage has.
+    pub(crate) fn cross_kv_spec(&self, num_vectors: usize, dtype: KvDType) -> Result<Option<KvCacheSpec>, EngineError> {
+        let mut layers = self.layers.iter().filter(|layer| layer.is_cross);
+        let Some(first) = layers.next() else { return Ok(None) };
+        let shape = KvShape::new(first.attention.num_kv_heads, first.attention.head_dim);
+        // Block 0 is read by nobody.
+        let blocks = (num_vectors.div_ceil(CROSS_BLOCK_SIZE) + 1, CROSS_BLOCK_SIZE);
+        Ok(Some(KvCacheSpec::uniform(blocks, dtype, shape, 1 + layers.count())?))
+    }
+
+    /// Whether layers look at the vectors of images.
+    pub fn is_crossed(&self) -> bool {
+        self.layers.iter().any(|layer| layer.is_cross)
     }
 
     /// The largest of the layers' values.

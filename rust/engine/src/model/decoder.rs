@@ -3,13 +3,15 @@
 use std::{array, sync::Arc};
 
 use device::{
-    AdapterRows, Backend, EmbedArgs, EmbeddingTable, Linear, Norm, ResidualArgs, StepGraphs, StepMetadata, Tensor, TokenMask,
+    AdapterRows, Backend, CacheEngine, EmbedArgs, EmbeddingTable, KvCacheSpec, Linear, Norm, ResidualArgs, StepGraphs,
+    StepMetadata, Tensor, TokenMask,
 };
 
 use super::{
     altup::{AltUp, StreamTensors, Streams},
     attention::Attention,
     config::{DecoderConfig, ExpertsConfig, FfnConfig, LayerConfig, Norms},
+    cross::{self, CrossAttention, SeenRows, SeenStep},
     dense::Dense,
     experts::Mixture,
     latent::Latent,
@@ -56,7 +58,8 @@ struct Layer {
     ffn_norm: Option<Norm>,
     post_ffn_norm: Option<Norm>,
     is_parallel: bool,
-    residual_scale: f32,
+    /// Of attention and of the feed-forward network.
+    residual_scales: [f32; 2],
     input: Option<LayerInput>,
     /// Of a model with several residual streams.
     altup: Option<AltUp>,
@@ -69,6 +72,7 @@ struct Layer {
 /// What mixes tokens.
 enum Mixer {
     Attention(Attention),
+    Cross(CrossAttention),
     Latent(Latent),
     Recurrent(RecurrentMixer),
 }
@@ -79,8 +83,12 @@ enum Ffn {
 }
 
 impl Mixer {
-    fn new(weights: &mut dyn Weights, config: &LayerConfig, layer: usize, hidden: usize) -> Result<Self, EngineError> {
-        let attention = &config.attention;
+    fn new(weights: &mut dyn Weights, model: &DecoderConfig, config: &LayerConfig, layer: usize) -> Result<Self, EngineError> {
+        let (attention, hidden) = (&config.attention, model.hidden_size);
+        if config.is_cross {
+            let number = model.layers[..layer].iter().filter(|layer| layer.is_cross).count();
+            return Ok(Self::Cross(CrossAttention::new(weights, attention, (layer, number), hidden)?));
+        }
         if let Some(recurrent) = &config.recurrent {
             return Ok(Self::Recurrent(RecurrentMixer::new(weights, recurrent, layer, hidden)?));
         }
@@ -95,12 +103,16 @@ impl Mixer {
         if let Some(recurrent) = &config.recurrent {
             return RecurrentMixer::buffers(recurrent, hidden);
         }
+        if config.is_cross {
+            return CrossAttention::buffers(attention);
+        }
         attention.latent.as_ref().map_or_else(|| Attention::buffers(attention), |latent| Latent::buffers(attention, latent))
     }
 
     fn open(&self, norm: Option<&Norm>, cx: &mut Context<'_>) {
         match self {
             Self::Attention(attention) => attention.open(norm, cx),
+            Self::Cross(cross) => cross.open(norm, cx),
             Self::Latent(latent) => latent.open(norm, cx),
             Self::Recurrent(recurrent) => recurrent.open(norm, cx),
         }
@@ -109,6 +121,7 @@ impl Mixer {
     fn output<'a>(&'a self, buffers: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
         match self {
             Self::Attention(attention) => attention.output(buffers),
+            Self::Cross(cross) => cross.output(buffers),
             Self::Latent(latent) => latent.output(buffers),
             Self::Recurrent(recurrent) => recurrent.output(buffers),
         }
@@ -131,13 +144,13 @@ impl Layer {
             },
             post_ffn_norm: norm(after, Role::PostFfnNorm)?,
             attn_norm,
-            mixer: Mixer::new(weights, config, layer, hidden)?,
+            mixer: Mixer::new(weights, model, config, layer)?,
             ffn: match &config.ffn {
                 FfnConfig::Dense(config) => Ffn::Dense(Dense::new(weights, config, layer, hidden)?),
                 FfnConfig::Experts(config) => Ffn::Mixture(Box::new(Mixture::new(weights, config, layer, hidden)?)),
             },
             is_parallel: config.is_parallel,
-            residual_scale: config.residual_scale,
+            residual_scales: if config.is_cross { CrossAttention::gates(weights, layer)? } else { [config.residual_scale; 2] },
             input: model.layer_inputs.map(|config| LayerInput::new(weights, &config, layer, hidden)).transpose()?,
             altup: model.streams.map(|config| AltUp::new(weights, &config, layer, hidden)).transpose()?,
             output_scale: if config.has_output_scale {
@@ -164,11 +177,12 @@ impl Layer {
         if let (true, Ffn::Dense(dense)) = (self.is_parallel, &self.ffn) {
             dense.open(self.ffn_norm.as_ref(), cx);
         }
-        let add = |(x, linear): (&Tensor, &Linear), post_norm: &Option<Norm>, residual: &mut Tensor| {
-            let args = ResidualArgs { x, linear, post_norm: post_norm.as_ref(), scale: self.residual_scale, residual };
+        let [of_mixer, of_ffn] = self.residual_scales;
+        let add = |(x, linear): (&Tensor, &Linear), post_norm: &Option<Norm>, scale: f32, residual: &mut Tensor| {
+            let args = ResidualArgs { x, linear, post_norm: post_norm.as_ref(), scale, residual };
             backend.linear_residual(args, step);
         };
-        add(self.mixer.output(cx.buffers), &self.post_attn_norm, cx.hidden);
+        add(self.mixer.output(cx.buffers), &self.post_attn_norm, of_mixer, cx.hidden);
         if self.altup.is_some() {
             AltUp::add_branch(cx);
         }
@@ -177,9 +191,9 @@ impl Layer {
                 if !self.is_parallel {
                     dense.open(self.ffn_norm.as_ref(), cx);
                 }
-                add(dense.output(cx.buffers), &self.post_ffn_norm, cx.hidden);
+                add(dense.output(cx.buffers), &self.post_ffn_norm, of_ffn, cx.hidden);
             }
-            Ffn::Mixture(mixture) => mixture.run(self.ffn_norm.as_ref(), self.post_ffn_norm.as_ref(), self.residual_scale, cx),
+            Ffn::Mixture(mixture) => mixture.run(self.ffn_norm.as_ref(), self.post_ffn_norm.as_ref(), of_ffn, cx),
         }
         if let Some(altup) = &self.altup {
             altup.correct(cx);
@@ -192,6 +206,34 @@ impl Layer {
             phases.scale(cx.hidden, factor);
         }
     }
+}
+
+impl Layer {
+    /// Runs a layer that looks at images on the rows that see some.
+    fn look(&self, run: &Run<'_>, a: &mut Activations, seen: &SeenStep, step: &StepMetadata) {
+        let (backend, hidden) = (run.backend, a.seen.as_mut().expect("rows were reserved for layers that look at images"));
+        backend.begin_step(&seen.step);
+        backend.gather_rows(&a.hidden, &seen.rows, hidden);
+        let (step_of_rows, buffers) = (&seen.step, &mut a.buffers);
+        let (inputs, streams) = (None, None);
+        self.run(&mut Context { run: *run, step: step_of_rows, layer: 0, hidden, buffers, inputs, seen: Some(seen), streams });
+        backend.fetch(hidden);
+        for (own, row) in seen.rows.iter().enumerate() {
+            a.hidden.row_mut(*row as usize).copy_from_slice(hidden.row(own));
+        }
+        let places: Vec<_> = seen.rows.iter().map(|row| *row as usize).collect();
+        backend.store_rows(&mut a.hidden, &places);
+        backend.begin_step(step);
+    }
+}
+
+/// What images and sounds are to the rows of a step.
+#[derive(Clone, Copy, Default)]
+pub struct MediaRows<'a> {
+    /// Rows that are theirs.
+    pub own: &'a [VectorRows],
+    /// Rows that look at them, of a decoder with layers that do.
+    pub seen: &'a [SeenRows],
 }
 
 /// Rows of a step that have vectors of their own in place of the token embedding.
@@ -244,6 +286,8 @@ pub(crate) struct Activations {
     /// `[num_tokens, num_layers * width]` each: what layers are given besides, and what it is made of.
     inputs: Option<[Tensor; 2]>,
     streams: Option<StreamTensors>,
+    /// `[rows, hidden_size]`: the residual stream of the rows that see images.
+    seen: Option<Tensor>,
     sampled: Tensor,
     /// `[rows, vocab_size]`.
     pub(crate) logits: Tensor,
@@ -254,7 +298,8 @@ impl Activations {
     pub(crate) fn bytes(config: &DecoderConfig, max_tokens: usize, max_logit_rows: usize) -> u64 {
         let values = |rows: usize, cols: usize| rows as u64 * cols as u64;
         let both = if config.head_layer.is_some() { 2 * config.hidden_size } else { 0 };
-        let beside = 2 * LayerInputs::columns(config) + StreamTensors::columns(config);
+        let seen = if config.is_crossed() { config.hidden_size } else { 0 };
+        let beside = 2 * LayerInputs::columns(config) + StreamTensors::columns(config) + seen;
         let of_tokens = values(max_tokens, config.hidden_size + both + beside + buffers(config).iter().sum::<usize>());
         (of_tokens + values(max_logit_rows, config.hidden_size + config.vocab_size)) * size_of::<f32>() as u64
     }
@@ -284,6 +329,7 @@ impl Activations {
                 columns => Some([tokens(columns)?, tokens(columns)?]),
             },
             streams: config.streams.map(|streams| StreamTensors::new(&streams, config.hidden_size, tokens)).transpose()?,
+            seen: config.is_crossed().then(|| tokens(config.hidden_size)).transpose()?,
             sampled: logit_rows(config.hidden_size)?,
             logits: logit_rows(config.vocab_size)?,
         })
@@ -314,7 +360,9 @@ impl Decoder {
     pub(crate) fn new(weights: &mut dyn Weights, config: &DecoderConfig) -> Result<Self, EngineError> {
         let of_vocab = |role| Matrix::new(WeightId::global(role), [config.vocab_size, config.hidden_size], false);
         let is_tied = config.tie_word_embeddings;
-        let embedding = if is_tied { None } else { Some(weights.table(&of_vocab(Role::Embedding))?) };
+        let num_rows = config.vocab_size + config.num_further_rows;
+        let table = Matrix::new(WeightId::global(Role::Embedding), [num_rows, config.hidden_size], false);
+        let embedding = if is_tied { None } else { Some(weights.table(&table)?) };
         // Before the layers: it is the largest matrix, and while it is packed it lies twice.
         let output = weights.linear(&of_vocab(if is_tied { Role::Embedding } else { Role::Output }))?;
         let inputs = LayerInputs::new(weights, config)?;
@@ -353,7 +401,7 @@ impl Decoder {
         if let (Some(fusion), Some(both)) = (&self.fusion, &mut a.both) {
             fusion.run(run.backend, &mut a.hidden, both, before, step);
         }
-        self.layers(run, a, &[], step);
+        self.layers(run, a, MediaRows::default(), step);
     }
 
     /// A row of the hidden state behind the output norm, of a backend of the host.
@@ -377,16 +425,16 @@ impl Decoder {
         run: &Run<'_>,
         graphs: &mut StepGraphs,
         a: &mut Activations,
-        (token_ids, images): (&[u32], &[VectorRows]),
+        (token_ids, images): (&[u32], MediaRows<'_>),
         step: &StepMetadata,
     ) {
         let backend = run.backend;
         let mut recorded = |token_ids: &[u32], step: &StepMetadata| {
             self.embed(backend, token_ids, step, &mut a.hidden);
             self.layer_inputs(backend, a, (token_ids, &[]), step);
-            self.layers(run, a, &[], step);
+            self.layers(run, a, MediaRows::default(), step);
         };
-        if let Some(recorder) = backend.recorder().filter(|_| images.is_empty())
+        if let Some(recorder) = backend.recorder().filter(|_| images.own.is_empty() && images.seen.is_empty())
             && recorder.begin_recorded(graphs, token_ids, step, &mut recorded)
         {
             recorder.replay(graphs);
@@ -395,10 +443,10 @@ impl Decoder {
         }
         backend.begin_step(step);
         self.embed(backend, token_ids, step, &mut a.hidden);
-        for images in images {
+        for images in images.own {
             images.write(backend, &mut a.hidden);
         }
-        self.layer_inputs(backend, a, (token_ids, images), step);
+        self.layer_inputs(backend, a, (token_ids, images.own), step);
         self.layers(run, a, images, step);
     }
 
@@ -414,23 +462,42 @@ impl Decoder {
         }
     }
 
-    fn layers(&self, run: &Run<'_>, a: &mut Activations, images: &[VectorRows], step: &StepMetadata) {
+    fn layers(&self, run: &Run<'_>, a: &mut Activations, images: MediaRows<'_>, step: &StepMetadata) {
+        let seen = SeenStep::new(images.seen);
         if let (Some(streams), Some(tensors)) = (&self.streams, &mut a.streams) {
             streams.split(run.backend, &a.hidden, tensors, step);
         }
         for (index, layer) in self.layers.iter().enumerate() {
+            if let Mixer::Cross(_) = layer.mixer {
+                if let Some(seen) = &seen {
+                    layer.look(run, a, seen, step);
+                }
+                continue;
+            }
             let number = run.first_layer + index;
             let inputs = a.inputs.as_ref().map(|[inputs, _]| inputs);
             let (hidden, buffers) = (&mut a.hidden, &mut a.buffers);
             let streams = a.streams.as_mut();
-            layer.run(&mut Context { run: *run, step, layer: number, hidden, buffers, inputs, streams });
-            for images in images.iter().filter(|images| index + 1 < images.num_planes) {
+            layer.run(&mut Context { run: *run, step, layer: number, hidden, buffers, inputs, seen: None, streams });
+            for images in images.own.iter().filter(|images| index + 1 < images.num_planes) {
                 images.add(run.backend, index + 1, &mut a.hidden);
             }
         }
         if let (Some(streams), Some(tensors)) = (&self.streams, &mut a.streams) {
             streams.join(run.backend, &mut a.hidden, tensors, step);
         }
+    }
+
+    /// What the layers that look at images make of the vectors of one, `[rows, hidden_size]`, in a storage like `spec`.
+    ///
+    /// # Errors
+    /// Those of a device that has no memory for it.
+    pub(crate) fn keep(&self, backend: &dyn Backend, vectors: &[f32], spec: &KvCacheSpec) -> Result<CacheEngine, EngineError> {
+        let layers = self.layers.iter().filter_map(|layer| match &layer.mixer {
+            Mixer::Cross(cross) => Some(cross),
+            _ => None,
+        });
+        cross::keep(&layers, backend, (vectors, self.output.in_features), spec)
     }
 
     /// These rows of the hidden state behind the output norm, unscaled, on the host.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     EngineError,
-    weights::{Matrix, Role, WeightId},
+    weights::{Matrix, Role, WeightId, XieluRole},
 };
 
 pub(crate) struct Dense {
@@ -70,11 +70,11 @@ impl Dense {
 /// The numbers of a layer's activation among its weights.
 fn xielu(weights: &mut dyn Weights, layer: usize) -> Result<Xielu, EngineError> {
     let mut number = |role| {
-        let values = weights.values(WeightId::layer(layer, role), 1)?;
+        let values = weights.values(WeightId::layer(layer, Role::Xielu(role)), 1)?;
         Ok::<_, EngineError>(values.first().copied().unwrap_or_default())
     };
-    let (positive, negative) = (number(Role::XieluPositive)?, number(Role::XieluNegative)?);
-    Ok(xielu_of([positive, negative, number(Role::XieluLinear)?, number(Role::XieluEps)?]))
+    let (positive, negative) = (number(XieluRole::Positive)?, number(XieluRole::Negative)?);
+    Ok(xielu_of([positive, negative, number(XieluRole::Linear)?, number(XieluRole::Eps)?]))
 }
 
 /// xIELU of numbers as they are stored: both factors so that softplus makes them positive, and that of the negative side without

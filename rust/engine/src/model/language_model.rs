@@ -64,6 +64,7 @@ fn usual() -> Vec<(&'static str, Value)> {
                 "sliding_window": 4096,
             }),
         ),
+        ("mllama_text_model", mllama()),
         (
             "qwen2",
             json!({
@@ -103,6 +104,15 @@ fn usual() -> Vec<(&'static str, Value)> {
             })),
         ),
     ]
+}
+
+/// Of the smaller of two.
+fn mllama() -> Value {
+    json!({
+        "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 40,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+    })
 }
 
 /// Of both generations.

@@ -4,6 +4,7 @@ mod altup;
 pub mod arch;
 mod attention;
 pub mod config;
+pub mod cross;
 pub mod decoder;
 mod dense;
 mod experts;

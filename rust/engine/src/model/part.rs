@@ -5,7 +5,7 @@ use device::{
     WeightView,
 };
 
-use super::altup::StreamTensors;
+use super::{altup::StreamTensors, cross::SeenStep};
 use crate::{
     EngineError,
     weights::{Matrix, WeightId},
@@ -77,6 +77,8 @@ pub(crate) struct Context<'a> {
     pub(crate) buffers: &'a mut Buffers<Tensor>,
     /// `[num_tokens, num_layers * width]`: what layers are given besides.
     pub(crate) inputs: Option<&'a Tensor>,
+    /// The rows of the step, of a layer that looks at images.
+    pub(crate) seen: Option<&'a SeenStep>,
     /// Of models with several residual streams; `hidden` is then what a layer makes of the active one.
     pub(crate) streams: Option<&'a mut StreamTensors>,
 }

@@ -24,7 +24,7 @@ use half::{bf16, f16};
 pub(crate) use chunks::write_chunks;
 pub use gguf::GgufFiles;
 pub use metadata::{Metadata, MetadataValue};
-pub use names::{ModelPlace, Names, Role, WeightId};
+pub use names::{CrossRole, ModelPlace, Names, Role, WeightId, XieluRole};
 pub use safetensors::SafetensorsFiles;
 
 use crate::EngineError;

@@ -26,6 +26,8 @@ pub enum Role {
     /// `[num_heads]`: a score of each head without a value.
     AttnSinks,
     AttnOutput,
+    /// Of layers that look at the vectors of images.
+    Cross(CrossRole),
     /// `[q_rank, hidden_size]`: what queries of latent attention are made of.
     AttnQDown,
     AttnQDownNorm,
@@ -48,10 +50,7 @@ pub enum Role {
     FfnGateUp,
     FfnDown,
     /// The numbers of an activation that has its own (xIELU).
-    XieluPositive,
-    XieluNegative,
-    XieluLinear,
-    XieluEps,
+    Xielu(XieluRole),
     /// `[num_experts, hidden_size]`.
     Router,
     /// Added to the scores that experts are chosen by.
@@ -151,6 +150,63 @@ pub enum Role {
     MtpOutputNorm,
 }
 
+/// Which of the numbers of an activation that has its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum XieluRole {
+    Positive,
+    Negative,
+    Linear,
+    Eps,
+}
+
+impl XieluRole {
+    const fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Positive => ("ffn_xielu_alpha_p$", "mlp.act_fn.alpha_p$"),
+            Self::Negative => ("ffn_xielu_alpha_n$", "mlp.act_fn.alpha_n$"),
+            Self::Linear => ("ffn_xielu_beta$", "mlp.act_fn.beta$"),
+            Self::Eps => ("ffn_xielu_eps$", "mlp.act_fn.eps$"),
+        }
+    }
+}
+
+/// What a weight of a layer that looks at the vectors of images is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrossRole {
+    /// Queries.
+    Q,
+    /// Keys.
+    K,
+    /// Values.
+    V,
+    /// Norm of each head of the queries.
+    QNorm,
+    /// Norm of each head of the keys.
+    KNorm,
+    /// Behind attention.
+    Output,
+    /// One number, by whose tanh what attention gives is multiplied.
+    AttnGate,
+    /// The same of the feed-forward network behind it.
+    FfnGate,
+}
+
+impl CrossRole {
+    const fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Q => ("cross_attn_q_proj", "cross_attn.q_proj"),
+            Self::K => ("cross_attn_k_proj", "cross_attn.k_proj"),
+            Self::V => ("cross_attn_v_proj", "cross_attn.v_proj"),
+            Self::QNorm => ("cross_attn_q_norm", "cross_attn.q_norm"),
+            Self::KNorm => ("cross_attn_k_norm", "cross_attn.k_norm"),
+            Self::Output => ("cross_attn_o_proj", "cross_attn.o_proj"),
+            Self::AttnGate => ("cross_attn_attn_gate$", "cross_attn_attn_gate$"),
+            Self::FfnGate => ("cross_attn_mlp_gate$", "cross_attn_mlp_gate$"),
+        }
+    }
+}
+
 /// The names of an architecture's Hugging Face checkpoints that differ from the usual ones. A `*` stands for the numbers 0, 1,
 /// ... of several vectors or of experts; without one, experts are stacked in one tensor. A `$` at the end says that no `.weight`
 /// follows, and `_bias` instead of `.bias`. Behind it may be said how stacked matrices lie, as in NumPy: `.T` of their transpose,
@@ -179,6 +235,7 @@ impl Role {
             Self::AttnKNorm => ("attn_k_norm", "self_attn.k_norm"),
             Self::AttnSinks => ("attn_sinks", "self_attn.sinks$"),
             Self::AttnOutput => ("attn_output", "self_attn.o_proj"),
+            Self::Cross(role) => role.names(),
             Self::AttnQDown => ("attn_q_a", "self_attn.q_a_proj"),
             Self::AttnQDownNorm => ("attn_q_a_norm", "self_attn.q_a_layernorm"),
             Self::AttnQUp => ("attn_q_b", "self_attn.q_b_proj"),
@@ -194,10 +251,7 @@ impl Role {
             Self::FfnUp => ("ffn_up", "mlp.up_proj"),
             Self::FfnGateUp => ("ffn_up", "mlp.gate_up_proj"),
             Self::FfnDown => ("ffn_down", "mlp.down_proj"),
-            Self::XieluPositive => ("ffn_xielu_alpha_p$", "mlp.act_fn.alpha_p$"),
-            Self::XieluNegative => ("ffn_xielu_alpha_n$", "mlp.act_fn.alpha_n$"),
-            Self::XieluLinear => ("ffn_xielu_beta$", "mlp.act_fn.beta$"),
-            Self::XieluEps => ("ffn_xielu_eps$", "mlp.act_fn.eps$"),
+            Self::Xielu(role) => role.names(),
             Self::Router => ("ffn_gate_inp", "mlp.gate"),
             Self::RouterCorrection => ("exp_probs_b.bias$", "mlp.gate.e_score_correction_bias$"),
             Self::ExpertGate => ("ffn_gate_exps", "mlp.experts.*.gate_proj"),

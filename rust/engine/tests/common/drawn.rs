@@ -63,6 +63,8 @@ pub fn vision_value(name: &str, shape: &[usize], u: f32) -> f32 {
         _ if name.ends_with("_min") => -1.5 - u,
         _ if name.contains("scal") => 1.0 + 0.5 * u,
         _ if name.contains("norm") && name.ends_with("weight") => 1.0 + 0.5 * u,
+        // Gates.
+        [1] => 2.0 * u,
         [_] => 0.25 * u,
         _ => 0.5 * u,
     }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::Arc,
     time::Instant,
 };
 
@@ -14,9 +13,9 @@ use crate::{
     engine::output::{ActiveRequest, End, SubmittedRequest},
     error::caught,
     input_batch::ItemRows,
-    media::PromptItem,
-    model::decoder::VectorRows,
-    model_runner::ModelRunner,
+    media::{PromptItem, prompt::PlacedItem},
+    model::{cross::SeenRows, decoder::VectorRows},
+    model_runner::{Encoded, ModelRunner},
 };
 
 /// What a model that sees or hears has beside the scheduler.
@@ -45,7 +44,16 @@ pub(super) struct HeldOutputs {
 /// waits for room.
 struct OutputCache {
     books: EncoderCache,
-    outputs: HashMap<EncoderIndex, Arc<Vec<f32>>>,
+    outputs: HashMap<EncoderIndex, Encoded>,
+}
+
+/// What the items of a step are to its rows.
+#[derive(Default)]
+pub(super) struct StepMedia {
+    pub(super) own: Vec<VectorRows>,
+    pub(super) seen: Vec<SeenRows>,
+    /// Of each item, how many images or sounds had to be encoded for it.
+    pub(super) num_encoded: Vec<usize>,
 }
 
 impl Senses {
@@ -55,23 +63,23 @@ impl Senses {
         Self { cache, waiting: VecDeque::new() }
     }
 
-    /// The vectors of the items of a step, and which of them had to be encoded.
-    pub(super) fn vectors(
-        &mut self,
-        runner: &mut ModelRunner,
-        items: &[ItemRows],
-    ) -> Result<(Vec<VectorRows>, Vec<bool>), EngineError> {
+    /// What the items of a step are to its rows.
+    pub(super) fn encoded(&mut self, runner: &mut ModelRunner, items: &[ItemRows]) -> Result<StepMedia, EngineError> {
         self.cache.books.begin_step();
-        let mut leases = Vec::new();
-        let (mut vectors, mut encoded) = (Vec::with_capacity(items.len()), Vec::with_capacity(items.len()));
+        let (mut leases, mut media) = (Vec::new(), StepMedia::default());
         for ItemRows { item, rows, .. } in items {
             let lease = self.cache.acquire(runner, item);
             let (output, is_new) = self.cache.output(runner, item, lease.as_ref())?;
             leases.extend(lease);
-            vectors.push(VectorRows { vectors: output, num_planes: runner.num_planes(), rows: rows.clone() });
-            encoded.push(is_new);
+            match output {
+                Encoded::Vectors(vectors) => {
+                    media.own.push(VectorRows { vectors, num_planes: runner.num_planes(), rows: rows.clone() });
+                }
+                Encoded::Kept(kv) => media.seen.push(SeenRows { kv, rows: rows.clone() }),
+            }
+            media.num_encoded.push(if is_new { item.num_encoded() } else { 0 });
         }
-        Ok((vectors, encoded))
+        Ok(media)
     }
 
     /// Encodes the next item of a request; true when there is none left, or no room.
@@ -80,11 +88,18 @@ impl Senses {
         let Waiting { submitted, held } = waiting;
         let items = submitted.origin.items.as_deref().map_or(&[][..], |items| &items.items);
         while let Some(placed) = items.get(held.leases.len()) {
-            let Some(lease) = self.cache.acquire(runner, &placed.item) else { return Ok(true) };
+            let Some(lease) = self.cache.acquire(runner, &placed.item) else {
+                if !runner.config().is_crossed() || !self.cache.will_hold(runner, items) {
+                    return Ok(true);
+                }
+                // Every step of the answer needs it, so the request waits for those that end; what it has is another's meanwhile.
+                held.leases.clear();
+                return Ok(false);
+            };
             let (_, is_new) = self.cache.output(runner, &placed.item, Some(&lease))?;
             held.leases.push(lease);
             if is_new {
-                held.encoded.push(placed.item.kind);
+                held.encoded.extend(std::iter::repeat_n(placed.item.kind, placed.item.num_encoded()));
                 return Ok(held.leases.len() == items.len());
             }
         }
@@ -93,31 +108,36 @@ impl Senses {
 }
 
 impl OutputCache {
+    /// Whether all items of a request can be there at once, when nobody else has any.
+    fn will_hold(&self, runner: &ModelRunner, items: &[PlacedItem]) -> bool {
+        let bytes = items.iter().map(|placed| runner.encoded_bytes(&placed.item)).fold(0, u64::saturating_add);
+        self.books.check(bytes).is_ok()
+    }
+
     /// `None`: there is no room.
     fn acquire(&mut self, runner: &ModelRunner, item: &PromptItem) -> Option<EncoderLease> {
-        let bytes = (item.layout.num_rows * runner.num_planes() * runner.config().hidden_size * size_of::<f32>()) as u64;
-        let lease = self.books.acquire(item.key, bytes).unwrap_or_default();
+        let lease = self.books.acquire(item.key, runner.encoded_bytes(item)).unwrap_or_default();
         for dropped in self.books.drain_dropped() {
             self.outputs.remove(&dropped);
         }
         lease
     }
 
-    /// An item's vectors, kept where there is a lease, and whether they had to be made.
+    /// What an item becomes, kept where there is a lease, and whether it had to be made.
     fn output(
         &mut self,
         runner: &mut ModelRunner,
         item: &PromptItem,
         lease: Option<&EncoderLease>,
-    ) -> Result<(Arc<Vec<f32>>, bool), EngineError> {
+    ) -> Result<(Encoded, bool), EngineError> {
         if let Some(lease) = lease.filter(|lease| self.books.is_encoded(lease))
             && let Some(output) = self.outputs.get(&lease.index())
         {
-            return Ok((Arc::clone(output), false));
+            return Ok((output.clone(), false));
         }
-        let output = Arc::new(runner.encode(item)?);
+        let output = runner.encode(item)?;
         if let Some(lease) = lease {
-            self.outputs.insert(lease.index(), Arc::clone(&output));
+            self.outputs.insert(lease.index(), output.clone());
             self.books.mark_encoded(lease);
         }
         Ok((output, true))

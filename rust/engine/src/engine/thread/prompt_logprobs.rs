@@ -40,9 +40,12 @@ impl EngineThread {
                 rows.extend((first..end).map(|p| (base + p - start) as u32));
                 let logits = self.runner.logits(rows)?;
                 let entries = prompt[first + 1..=end].iter().enumerate().map(|(i, &token)| {
-                    let row = token_logprob(logits.row(i), token, top_k)?;
-                    let rank = wanted.apart.map(|_| rank(logits.row(i), token));
-                    Ok(PromptLogprob { token: token_logprobs(&self.tokenizer, token, Some(row.logprob), &row.top), rank })
+                    // The token of an image may be none that a model answers with.
+                    let has_logit = (token as usize) < logits.cols();
+                    let row = token_logprob(logits.row(i), if has_logit { token } else { 0 }, top_k)?;
+                    let rank = wanted.apart.filter(|_| has_logit).map(|_| rank(logits.row(i), token));
+                    let logprob = has_logit.then_some(row.logprob);
+                    Ok(PromptLogprob { token: token_logprobs(&self.tokenizer, token, logprob, &row.top), rank })
                 });
                 match entries.collect::<Result<Vec<_>, EngineError>>() {
                     Ok(entries) => request.push_prompt_logprobs(entries),

@@ -74,12 +74,17 @@ impl EngineThread {
     }
 
     fn new_request(&self, id: RequestId, submitted: &SubmittedRequest, rope: RopeRows) -> NewRequest {
-        let service = &submitted.service;
+        let (service, origin) = (&submitted.service, &submitted.origin);
+        let (mut cache_salt, mut public_prefix_len) = (origin.cache_salt.clone(), origin.public_prefix_len);
+        if let Some((salt, first)) = origin.items.as_ref().and_then(|items| items.salt()) {
+            public_prefix_len = if cache_salt.is_empty() { first } else { public_prefix_len.min(first) };
+            cache_salt.extend(salt);
+        }
         NewRequest {
             identity: identity(rope, submitted.origin.adapter.as_deref()),
             skip_prefix_lookup: submitted.prompt_logprobs.are_wanted(),
-            cache_salt: submitted.origin.cache_salt.clone(),
-            public_prefix_len: submitted.origin.public_prefix_len,
+            cache_salt,
+            public_prefix_len,
             priority: service.priority,
             deadline: service.deadline.map(|deadline| ticks(self.started, deadline)),
             tenant: service.tenant,

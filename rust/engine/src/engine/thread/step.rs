@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use super::{
     ActiveChoice, Drafter, EngineThread, HeldOutputs,
     constrained::{add_forced, allowed_drafts},
+    media::StepMedia,
     sampling::Wanted,
     ticks,
 };
@@ -17,7 +18,7 @@ use crate::{
     engine::output::{ActiveRequest, End},
     error::caught,
     input_batch::{BlockLayout, InputBatch},
-    model::RopeRows,
+    model::{RopeRows, decoder::MediaRows},
     sampler::Sampled,
     speculation::Answered,
 };
@@ -157,12 +158,12 @@ impl EngineThread {
         self.runner.copy_blocks(&output.copies)?;
         self.make_drafts(output);
         let InputBatch { token_ids, step, items, coordinates } = &self.batch;
-        let (vectors, encoded) = match &mut self.senses {
-            Some(senses) if !items.is_empty() => senses.vectors(&mut self.runner, items)?,
-            _ => (Vec::new(), Vec::new()),
+        let StepMedia { own, seen, num_encoded } = match &mut self.senses {
+            Some(senses) if !items.is_empty() => senses.encoded(&mut self.runner, items)?,
+            _ => StepMedia::default(),
         };
-        self.runner.execute_with((token_ids, &vectors), coordinates, step)?;
-        self.count_encoded(&encoded);
+        self.runner.execute_with((token_ids, MediaRows { own: &own, seen: &seen }), coordinates, step)?;
+        self.count_encoded(&num_encoded);
         self.states.advance(output);
         self.report_prompt_logprobs(output)?;
         self.compute_outputs(output)?;
@@ -202,11 +203,11 @@ impl EngineThread {
     }
 
     /// Keeps in a request's usage which of its images and sounds had to be encoded.
-    fn count_encoded(&mut self, encoded: &[bool]) {
-        for (rows, _) in self.batch.items.iter().zip(encoded).filter(|(_, encoded)| **encoded) {
+    fn count_encoded(&mut self, num_encoded: &[usize]) {
+        for (rows, num_encoded) in self.batch.items.iter().zip(num_encoded) {
             let request = self.active.get(&rows.request).and_then(|active| self.requests.get_mut(&active.request_number));
             if let Some(request) = request {
-                request.count_encoded(rows.item.kind);
+                (0..*num_encoded).for_each(|_| request.count_encoded(rows.item.kind));
             }
         }
     }
@@ -277,7 +278,8 @@ impl EngineThread {
             }
             request.count_recomputed(active.num_computed_tokens.min(end).saturating_sub(start));
             active.num_computed_tokens = active.num_computed_tokens.max(end);
-            if end >= request.submitted().prompt_token_ids.len() {
+            // Layers that look at images do so up to the last token.
+            if end >= request.submitted().prompt_token_ids.len() && !self.runner.config().is_crossed() {
                 active.held = HeldOutputs::default();
             }
         }

@@ -75,6 +75,7 @@ pub(super) fn qwen_tower(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<
         inner_norms: None,
         is_bounded: false,
         standard: None,
+        tiled: None,
         names: QWEN2,
     })
 }

@@ -90,6 +90,7 @@ fn tower(
         inner_norms: None,
         is_bounded: false,
         standard: None,
+        tiled: None,
         names: NAMES,
     })
 }

@@ -33,6 +33,7 @@ mod ministral3;
 mod mistral;
 mod mistral4;
 mod mixtral;
+mod mllama;
 mod nemotron;
 mod olmo2;
 mod olmo3;
@@ -119,6 +120,7 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             granite::HYPERCLOVAX,
             llama::IQUEST_CODER,
             mistral::CWM,
+            mllama::ARCHITECTURE,
         ],
     ),
     (

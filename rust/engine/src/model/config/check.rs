@@ -3,8 +3,8 @@
 use device::{MAX_EXPERT_GROUPS, MAX_EXPERTS, MAX_STREAMS, Mask, QueryScale};
 
 use super::{
-    AttentionConfig, DecoderConfig, DenseConfig, ExpertsConfig, FfnConfig, LayerInputsConfig, MAX_HEAD_DIM, MAX_HEADS,
-    MAX_LAYERS, MAX_SIZE, QkNorm, StreamsConfig,
+    AttentionConfig, DecoderConfig, DenseConfig, ExpertsConfig, FfnConfig, LayerConfig, LayerInputsConfig, MAX_HEAD_DIM,
+    MAX_HEADS, MAX_LAYERS, MAX_SIZE, Norms, QkNorm, StreamsConfig,
 };
 use crate::EngineError;
 
@@ -63,9 +63,17 @@ impl DecoderConfig {
         }
         self.streams.map_or(Ok(()), |streams| self.check_streams(streams))?;
         (0..self.layers.len()).try_for_each(|layer| self.check_layer(layer))?;
-        if self.layers.iter().all(|layer| layer.recurrent.is_some()) {
-            return Err("no layer has attention; at least one must".into());
+        if !self.layers.iter().any(LayerConfig::has_kv) {
+            return Err("no layer has attention over tokens; at least one must".into());
         }
+        if self.num_further_rows > 0 && self.tie_word_embeddings {
+            return Err(format!(
+                "the token embedding has {} rows for tokens that are no answers, and logits are made of it; they must be made of \
+                 another matrix",
+                self.num_further_rows
+            ));
+        }
+        in_range("number of tokens with embeddings", self.vocab_size + self.num_further_rows, MAX_SIZE)?;
         // Tables are made of those that no layer uses too.
         let head_dim = self.largest(|layer| layer.attention.head_dim);
         self.ropes.iter().try_for_each(|rope| rope.validate(head_dim))
@@ -92,6 +100,9 @@ impl DecoderConfig {
         layer.ffn.check()?;
         if let Some(recurrent) = &layer.recurrent {
             return recurrent.check();
+        }
+        if layer.is_cross && (layer.is_parallel || layer.ffn.num_experts() > 0 || layer.norms != Norms::Before) {
+            return Err(format!("layer {index} looks at images, and has experts, parallel parts or norms behind them"));
         }
         if layer.is_parallel && layer.ffn.num_experts() > 0 {
             return Err(format!("layer {index} has experts beside its attention; they must come after it"));
@@ -165,7 +176,7 @@ mod tests {
     use device::{Activation, KvDType};
     use paged::KvGroups;
 
-    use super::{super::LayerConfig, *};
+    use super::*;
 
     /// Of these heads and windows, each a layer; the last two read what layers 0 and 1 have written.
     fn sharing() -> DecoderConfig {
