@@ -6,10 +6,7 @@ use device::{KvGroupMetadata, StepMetadata};
 use paged::{RequestId, Scheduler, SchedulerOutput};
 
 use crate::{
-    media::{
-        PromptItem,
-        prompt::{FIRST_ROW_ID, PromptItems},
-    },
+    media::{PromptItem, prompt::PromptItems},
     model::RopeRows,
 };
 
@@ -68,9 +65,11 @@ impl InputBatch {
                     has_items = true;
                     step.rope_positions.extend((start..end).map(|position| rope.row(items.shifted(position) as usize)));
                     let first_row = step.query_start_loc.last().copied().unwrap_or(0);
-                    let rows = &mut self.token_ids[first_row as usize..];
-                    rows.iter_mut().filter(|id| **id >= FIRST_ROW_ID).for_each(|id| *id = items.token_id);
-                    self.items.extend(item_rows((row.request_id, items), first_row, start as u32..end as u32));
+                    for of_item in item_rows((row.request_id, items), first_row, start as u32..end as u32) {
+                        // Instead of ids that no vocabulary has.
+                        of_item.rows.iter().for_each(|(row, _)| self.token_ids[*row as usize] = of_item.item.token_id);
+                        self.items.push(of_item);
+                    }
                 }
             }
             step.query_start_loc.push(self.token_ids.len() as u32);

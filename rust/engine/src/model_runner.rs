@@ -9,7 +9,7 @@ use device::{
 use paged::{BlockId, KvGroups};
 
 use crate::{
-    EngineError, LoadProgress,
+    EngineError, LoadProgress, MediaKind,
     lora::Sites,
     media::{MediaEncoder, PromptItem},
     model::{
@@ -416,8 +416,8 @@ impl ModelRunner {
     }
 
     /// Vectors of a row of an image or a sound.
-    pub(crate) fn num_planes(&self) -> usize {
-        self.weights.encoder.as_ref().map_or(1, MediaEncoder::num_planes)
+    pub(crate) fn num_planes(&self, kind: MediaKind) -> usize {
+        self.weights.encoders.get(kind).map_or(1, MediaEncoder::num_planes)
     }
 
     /// The vectors of an image or a chunk of a sound, `[planes, rows, hidden_size]`.
@@ -425,7 +425,7 @@ impl ModelRunner {
     /// # Errors
     /// [`EngineError::Internal`] for a model that neither sees nor hears, [`EngineError::Device`] where there is no memory.
     pub(crate) fn encode(&mut self, item: &PromptItem) -> Result<Vec<f32>, EngineError> {
-        let Some(encoder) = &mut self.weights.encoder else {
+        let Some(encoder) = self.weights.encoders.get_mut(item.kind) else {
             return Err(EngineError::Internal("an image or a sound for a model that was loaded without its encoder".into()));
         };
         encoder.encode(&*self.backend, item)

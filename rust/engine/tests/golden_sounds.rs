@@ -103,7 +103,7 @@ fn difference(case: &Case, completion: &Completion) -> f64 {
 fn every_family_hears_as_transformers_does() {
     for name in MODELS {
         let engine = engine(name, &config());
-        assert_eq!(engine.media_kind(), Some(MediaKind::Sound));
+        assert_eq!(engine.media_kinds(), [MediaKind::Sound]);
         for (number, case) in golden(name).cases.iter().enumerate() {
             let what = format!("{name}, case {number}");
             let mut asked = request(case);

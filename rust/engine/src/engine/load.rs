@@ -29,6 +29,7 @@ use crate::{
     grammar::GrammarCompiler,
     kv_tier::Swapper,
     lora::{self, Registry},
+    media::Encoders,
     model::{DecoderConfig, ModelFiles, mtp},
     model_runner::{ModelRunner, RunnerOptions},
     weights::SafetensorsFiles,
@@ -207,7 +208,7 @@ fn check_kind(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<
 
 /// Rows of an image that see each other at most: as many as a step has, where any do.
 fn longest_span(files: &ModelFiles, config: &EngineConfig) -> usize {
-    let Some(media) = files.media().filter(|media| media.sees_spans) else { return 1 };
+    let Some(media) = files.media().and_then(Encoders::with_spans) else { return 1 };
     media.rows_of_tile().clamp(1, config.max_num_batched_tokens)
 }
 

@@ -8,8 +8,8 @@ use device::{Activation, NormKind};
 pub struct MediaConfig {
     /// HF `model_type` of the whole model.
     pub architecture: &'static str,
-    /// From patches to hidden states.
-    pub tower: TowerConfig,
+    /// From patches or frames to hidden states.
+    pub body: Body,
     /// From these to vectors of the decoder's width.
     pub projector: ProjectorConfig,
     /// What takes the place of the projector, if it does.
@@ -33,6 +33,68 @@ pub struct MediaConfig {
     pub has_own_file: bool,
     /// How an image or a sound becomes the encoder's input.
     pub processor: MediaProcessor,
+}
+
+/// What makes hidden states of an encoder's input.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Body {
+    /// A transformer.
+    Tower(Box<TowerConfig>),
+    /// A conformer, which hears.
+    Conformer(ConformerConfig),
+}
+
+impl From<TowerConfig> for Body {
+    fn from(tower: TowerConfig) -> Self {
+        Self::Tower(Box::new(tower))
+    }
+}
+
+impl From<ConformerConfig> for Body {
+    fn from(conformer: ConformerConfig) -> Self {
+        Self::Conformer(conformer)
+    }
+}
+
+/// A conformer (Gulati et al. 2020, arXiv:2005.08100) as Gemma 4 has it: two convolutions over frames and mel bins that take every
+/// other place of both, then layers of a feed-forward network, attention to what is near, a convolution over time, and a second
+/// feed-forward network, and a matrix behind them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConformerConfig {
+    /// Values of a frame of the features.
+    pub num_mel_bins: usize,
+    /// Frames of the longest sound.
+    pub max_frames: usize,
+    /// What comes out of each of the two convolutions, of each place.
+    pub channels: [usize; 2],
+    /// Width of the residual stream; feed-forward networks have four times as many columns.
+    pub hidden_size: usize,
+    /// Heads of queries, keys and values.
+    pub num_heads: usize,
+    /// Layers.
+    pub num_layers: usize,
+    /// Places that the convolution over time sees: its own and those before.
+    pub kernel_size: usize,
+    /// How much of a feed-forward network's output is added.
+    pub ffn_scale: f32,
+    /// `attention_chunk_size`, of which positions depend.
+    pub chunk_size: usize,
+    /// Places before its own that a position reaches; attention sees one less.
+    pub left: usize,
+    /// The same behind it.
+    pub right: usize,
+    /// Bound of scores.
+    pub score_cap: f32,
+    /// Bound of states before and behind parts of a layer.
+    pub state_cap: f32,
+    /// Of networks and of the convolution over time.
+    pub activation: Activation,
+    /// Added to the mean square, where a checkpoint's family lets a configuration say it.
+    pub eps: f32,
+    /// What goes into each product of a layer is bounded, and what comes out, by numbers that lie beside its matrix.
+    pub is_bounded: bool,
+    /// Columns of what comes out.
+    pub out_features: usize,
 }
 
 /// What makes an encoder's input.
@@ -380,7 +442,7 @@ pub enum Placeholder {
         /// Behind them.
         after: String,
     },
-    /// The image token, as often as there are vectors, between two others.
+    /// The token of the image or the sound, as often as there are vectors, between two others.
     Enclosed {
         /// The token before them.
         before: u32,

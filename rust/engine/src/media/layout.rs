@@ -28,7 +28,7 @@ impl ItemLayout {
             return Self { num_rows: 0, of_tiles: Vec::new(), of_tile: [0; 2], tiles: [0; 2], unpadded: [0..0, 0..0] };
         };
         let vectors = |tile: &Tile| {
-            let [height, width] = config.tower.patches(tile);
+            let [height, width] = config.body.patches(tile);
             let [down, across] = config.projector.regroup.sides(height);
             [height / down.max(1), width / across.max(1)]
         };
@@ -171,8 +171,14 @@ impl MediaConfig {
 
     /// What comes in its place, of the chunks of a sound.
     pub(crate) fn expansion_of_chunks<'a>(&self, tokenizer: &Tokenizer, chunks: impl Iterator<Item = &'a ItemLayout>) -> String {
-        let before = if let Placeholder::Begun(before) = self.placeholder { before } else { "" };
-        before.to_owned() + &tokenizer.token_text(self.token_id).repeat(chunks.map(|chunk| chunk.num_rows).sum())
+        let tokens = tokenizer.token_text(self.token_id).repeat(chunks.map(|chunk| chunk.num_rows).sum());
+        match self.placeholder {
+            Placeholder::Begun(before) => before.to_owned() + &tokens,
+            Placeholder::Enclosed { before, after } => {
+                [tokenizer.token_text(before), tokens, tokenizer.token_text(after)].concat()
+            }
+            _ => tokens,
+        }
     }
 
     /// What comes in its place, of an image.

@@ -6,11 +6,14 @@
 //! ```
 //!
 //! There is one encoder for all families, as there is one decoder: [`MediaConfig`] says what it is like. It computes by the
-//! phases that the decoder has, over a KV storage of its own in which every tile is a request.
+//! phases that the decoder has, over a KV storage of its own in which every tile is a request. A model has one of images, one of
+//! sounds, or one of each ([`Encoders`]).
 
 mod arch;
 mod bounded;
 pub(crate) mod config;
+mod conformer;
+mod encoders;
 mod frames;
 mod grid;
 mod layout;
@@ -30,11 +33,14 @@ use paged::{EncoderContent, EncoderItem, EncoderKey};
 
 pub(crate) use arch::{families, hears};
 pub(crate) use config::MediaConfig;
+pub(crate) use encoders::Encoders;
 pub(crate) use layout::ItemLayout;
 pub(crate) use weights::TowerWeights;
 
 use crate::{EngineError, Media, MediaKind};
-use config::{Arrangement, MediaProcessor};
+use config::{Arrangement, Body, MediaProcessor, TowerConfig};
+use conformer::Conformer;
+use grid::Grid;
 use projector::Projector;
 use resampler::Resampler;
 use tower::Tower;
@@ -68,6 +74,8 @@ const KEY: [u8; 32] = [0; 32];
 pub(crate) struct PromptItem {
     /// Which of the two.
     pub(crate) kind: MediaKind,
+    /// The token in whose places its vectors go.
+    pub(crate) token_id: u32,
     /// What the encoder takes. A chunk is a tile of one row, as wide as it has frames, `[frames, mel bins]`.
     pub(crate) processed: Processed,
     /// What it becomes.
@@ -80,13 +88,16 @@ impl PromptItem {
     /// What an image or a sound is encoded as: the one as a whole, the other chunk by chunk.
     ///
     /// # Errors
-    /// [`EngineError::InvalidArgument`] for one that the processor refuses, with why, or that is not of its kind.
-    pub(crate) fn all(config: &MediaConfig, media: &Media) -> Result<Vec<Arc<Self>>, EngineError> {
-        match (media, &config.processor) {
-            (Media::Image(image), MediaProcessor::Images(processor)) => Ok(vec![Self::image(config, processor, image)?]),
-            (Media::Sound(sound), MediaProcessor::Sounds(processor)) => Self::chunks(config, processor, sound),
+    /// [`EngineError::InvalidArgument`] for one that the processor refuses, with why, or that no encoder takes.
+    pub(crate) fn all(configs: &Encoders<MediaConfig>, media: &Media) -> Result<Vec<Arc<Self>>, EngineError> {
+        let config = configs.get(media.kind());
+        match (media, config.map(|config| (config, &config.processor))) {
+            (Media::Image(image), Some((config, MediaProcessor::Images(processor)))) => {
+                Ok(vec![Self::image(config, processor, image)?])
+            }
+            (Media::Sound(sound), Some((config, MediaProcessor::Sounds(processor)))) => Self::chunks(config, processor, sound),
             (given, _) => {
-                let (taken, given) = (config.kind().plural(), given.kind().plural());
+                let (taken, given) = (configs.takes(), given.kind().plural());
                 Err(EngineError::InvalidArgument(format!(
                     "this model takes {taken}, and the messages have {given}: leave them out"
                 )))
@@ -95,12 +106,13 @@ impl PromptItem {
     }
 
     /// Rows of a prompt that a sound takes, before it is processed; 0 of an image.
-    pub(crate) fn num_rows(config: &MediaConfig, media: &Media) -> usize {
-        let (Media::Sound(sound), MediaProcessor::Sounds(processor)) = (media, &config.processor) else { return 0 };
-        let num_frames = processor.chunk_frames();
+    pub(crate) fn num_rows(configs: &Encoders<MediaConfig>, media: &Media) -> usize {
+        let (Media::Sound(sound), Some(config)) = (media, configs.get(MediaKind::Sound)) else { return 0 };
+        let MediaProcessor::Sounds(processor) = &config.processor else { return 0 };
+        let (num_chunks, num_frames) = processor.chunks_of(sound);
         let tile = Tile { height: 1, width: num_frames, pixels: Vec::new() };
         let chunk = Processed { tiles: vec![tile], original: (1, num_frames), grid: (0, 0), whole: 0 };
-        processor.num_chunks(sound).saturating_mul(ItemLayout::new(config, &chunk).num_rows)
+        num_chunks.saturating_mul(ItemLayout::new(config, &chunk).num_rows)
     }
 
     /// The chunks of a sound. Equal ones have equal keys, in whatever sound they are.
@@ -120,7 +132,8 @@ impl PromptItem {
             let key = item.key(&KEY);
             let tile = Tile { height: 1, width: features.num_frames, pixels: values };
             let processed = Processed { tiles: vec![tile], original: (1, features.num_frames), grid: (0, 0), whole: 0 };
-            Arc::new(Self { kind: MediaKind::Sound, layout: ItemLayout::new(config, &processed), processed, key })
+            let layout = ItemLayout::new(config, &processed);
+            Arc::new(Self { kind: MediaKind::Sound, token_id: config.token_id, layout, processed, key })
         };
         Ok(features.chunks.into_iter().map(item).collect())
     }
@@ -131,7 +144,8 @@ impl PromptItem {
         let layout = ItemLayout::new(config, &processed);
         if layout.num_rows == 0 {
             let (height, width) = (image.height(), image.width());
-            let text = format!("an image of {width} x {height} pixels is less than a patch of {}", config.tower.patch_size);
+            let patch_size = config.tower().map_or(0, |tower| tower.patch_size);
+            let text = format!("an image of {width} x {height} pixels is less than a patch of {patch_size}");
             return Err(EngineError::InvalidArgument(text));
         }
         let item = EncoderItem {
@@ -142,7 +156,8 @@ impl PromptItem {
             adapter: &[],
             content: EncoderContent::Samples(image.pixels()),
         };
-        Ok(Arc::new(Self { kind: MediaKind::Image, processed, layout, key: item.key(&KEY) }))
+        let (kind, token_id) = (MediaKind::Image, config.token_id);
+        Ok(Arc::new(Self { kind, token_id, processed, layout, key: item.key(&KEY) }))
     }
 }
 
@@ -162,10 +177,16 @@ fn stored(backend: &dyn Backend, values: &[f32], cols: usize) -> Result<Tensor, 
     Ok(tensor)
 }
 
+/// What makes hidden states, loaded.
+enum LoadedBody {
+    Tower(Box<Tower>),
+    Conformer(Box<Conformer>),
+}
+
 /// An encoder that was loaded.
 pub(crate) struct MediaEncoder {
     config: MediaConfig,
-    tower: Tower,
+    body: LoadedBody,
     connector: Connector,
     deep: Vec<Projector>,
     /// Vectors of its own that stand between those of an image, one behind the other.
@@ -178,15 +199,14 @@ impl MediaEncoder {
         let places = config.places.projector;
         let connector = match &config.resampler {
             Some(resampler) => Connector::Resampler(Resampler::new(weights, places, resampler, precision)?),
-            None => Connector::Projector(Projector::new(weights, places, &config.projector, &config.tower)?),
+            None => Connector::Projector(Projector::new(weights, places, &config.projector, config.body.width())?),
         };
-        let encoder = Self {
-            tower: Tower::new(weights, config.places.tower, &config.tower, precision)?,
-            connector,
-            deep: deep_projectors(weights, config)?,
-            separators,
-            config: config.clone(),
+        let places = config.places.tower;
+        let body = match &config.body {
+            Body::Tower(tower) => LoadedBody::Tower(Box::new(Tower::new(weights, places, tower, precision)?)),
+            Body::Conformer(conformer) => LoadedBody::Conformer(Box::new(Conformer::new(weights, places, conformer)?)),
         };
+        let encoder = Self { body, connector, deep: deep_projectors(weights, config)?, separators, config: config.clone() };
         if config.has_own_file {
             mmproj::check_rest(weights, config)?;
         }
@@ -202,7 +222,7 @@ impl MediaEncoder {
     fn separators(&self, backend: &dyn Backend) -> Result<Vec<f32>, EngineError> {
         match (&self.config.arrangement, &self.connector) {
             (Arrangement::Separated { .. }, Connector::Projector(projector)) => {
-                let columns = self.config.projector.regroup.columns(self.config.tower.hidden_size);
+                let columns = self.config.projector.regroup.columns(self.config.body.width());
                 projector.project(backend, self.separators.clone(), columns)
             }
             _ => Ok(self.separators.clone()),
@@ -213,10 +233,17 @@ impl MediaEncoder {
     /// decoder's first layers.
     pub(crate) fn encode(&mut self, backend: &dyn Backend, item: &PromptItem) -> Result<Vec<f32>, EngineError> {
         let tiles = &item.processed.tiles;
-        let grids: Vec<_> = tiles.iter().map(|tile| self.config.tower.grid(tile)).collect();
-        let pairs: Vec<_> = tiles.iter().zip(&grids).collect();
+        let grids: Vec<_> = tiles.iter().map(|tile| self.config.body.grid(tile)).collect();
         let taken: Vec<_> = self.config.deep.iter().map(|deep| deep.layer).collect();
-        let mut states = self.tower.run(backend, &pairs, &taken)?;
+        let mut states = match &mut self.body {
+            LoadedBody::Tower(tower) => {
+                let pairs: Vec<_> = tiles.iter().zip(&grids).collect();
+                tower.run(backend, &pairs, &taken)?
+            }
+            LoadedBody::Conformer(conformer) => {
+                tiles.iter().map(|tile| Ok(vec![conformer.run(backend, tile)?])).collect::<Result<Vec<_>, EngineError>>()?
+            }
+        };
         let separators = self.separators(backend)?;
         let mut vectors = Vec::new();
         let mut outputs = Vec::with_capacity(tiles.len());
@@ -242,7 +269,7 @@ impl MediaEncoder {
 /// The vectors of its own that an encoder has: of the decoder's width, or of what is projected to it.
 fn separators(weights: &mut TowerWeights<'_>, config: &MediaConfig) -> Result<Vec<f32>, EngineError> {
     let hidden = config.projector.layers.last().map_or(0, |layer| layer.out_features);
-    let columns = config.projector.regroup.columns(config.tower.hidden_size);
+    let columns = config.projector.regroup.columns(config.body.width());
     let named: &[(&str, &[usize])] = match config.arrangement {
         Arrangement::Tiles => &[],
         Arrangement::Unpadded => &[("image_newline", &[hidden])],
@@ -259,12 +286,41 @@ fn separators(weights: &mut TowerWeights<'_>, config: &MediaConfig) -> Result<Ve
 fn deep_projectors(weights: &mut TowerWeights<'_>, config: &MediaConfig) -> Result<Vec<Projector>, EngineError> {
     let projector = |deep: &config::DeepStack| {
         let places: Vec<_> = config.places.tower.iter().map(|place| format!("{place}{}", deep.place)).collect();
-        Projector::new(weights, &places, &deep.projector, &config.tower)
+        Projector::new(weights, &places, &deep.projector, config.body.width())
     };
     config.deep.iter().map(projector).collect()
 }
 
+impl Body {
+    /// Columns of what comes out.
+    pub(crate) fn width(&self) -> usize {
+        match self {
+            Self::Tower(tower) => tower.hidden_size,
+            Self::Conformer(conformer) => conformer.out_features,
+        }
+    }
+
+    /// Rows and columns of places of a tile; of a sound's frames one row.
+    pub(crate) fn patches(&self, tile: &Tile) -> [usize; 2] {
+        match self {
+            Self::Tower(tower) => tower.patches(tile),
+            Self::Conformer(conformer) => [tile.height, conformer.num_places(tile.width)],
+        }
+    }
+
+    /// The grid of a tile.
+    fn grid(&self, tile: &Tile) -> Grid {
+        let windows = if let Self::Tower(tower) = self { tower.windows.as_ref() } else { None };
+        Grid::new(self.patches(tile), windows)
+    }
+}
+
 impl MediaConfig {
+    /// The transformer that makes its states, if it is one.
+    pub(crate) fn tower(&self) -> Option<&TowerConfig> {
+        if let Body::Tower(tower) = &self.body { Some(tower) } else { None }
+    }
+
     /// What it encodes.
     pub(crate) fn kind(&self) -> MediaKind {
         match self.processor {
@@ -280,19 +336,20 @@ impl MediaConfig {
 
     /// Whether the tower has positions for these tiles.
     fn check_tiles(&self, image: &Processed) -> Result<(), EngineError> {
-        if let config::Positions::Axes { side, .. } = self.tower.positions {
-            let is_long = |tile: &&images::Tile| tile.height.max(tile.width) / self.tower.patch_size > side;
+        let Some(tower) = self.tower() else { return Ok(()) };
+        let patch = tower.patch_size;
+        if let config::Positions::Axes { side, .. } = tower.positions {
+            let is_long = |tile: &&images::Tile| tile.height.max(tile.width) / patch > side;
             return image.tiles.iter().find(is_long).map_or(Ok(()), |tile| {
                 Err(EngineError::InvalidArgument(format!(
-                    "the model's image processor makes {} x {} pixels, and its encoder takes {side} patches of {} a side",
-                    tile.width, tile.height, self.tower.patch_size
+                    "the model's image processor makes {} x {} pixels, and its encoder takes {side} patches of {patch} a side",
+                    tile.width, tile.height
                 )))
             });
         }
-        let (config::Positions::Learned { side } | config::Positions::Turned { side, .. }) = self.tower.positions else {
+        let (config::Positions::Learned { side } | config::Positions::Turned { side, .. }) = tower.positions else {
             return Ok(());
         };
-        let patch = self.tower.patch_size;
         let is_other = |tile: &&images::Tile| [tile.height / patch, tile.width / patch] != [side; 2];
         image.tiles.iter().find(is_other).map_or(Ok(()), |tile| {
             Err(EngineError::InvalidArgument(format!(
@@ -314,23 +371,29 @@ impl MediaConfig {
         {
             return most;
         }
-        let config::Positions::Learned { side } = self.tower.positions else { return 0 };
-        let rows = side / self.projector.regroup.sides(side)[0].max(1);
+        let Some(TowerConfig { positions: config::Positions::Learned { side }, .. }) = self.tower() else { return 0 };
+        let rows = side / self.projector.regroup.sides(*side)[0].max(1);
         rows * rows
     }
 
     /// Bytes of the encoder's activations for its largest input.
     pub(crate) fn activation_bytes(&self) -> u64 {
-        self.tower.activation_bytes(tower::MAX_ROWS)
+        match &self.body {
+            Body::Tower(tower) => tower.activation_bytes(tower::MAX_ROWS),
+            Body::Conformer(conformer) => conformer.activation_bytes(),
+        }
     }
 
     /// Workspaces that serve the encoder as well.
     pub(crate) fn widen(&self, shape: WorkspaceShape) -> WorkspaceShape {
-        let tower = &self.tower;
+        let (widest, inner) = match &self.body {
+            Body::Tower(tower) => (tower.hidden_size.max(tower.frame_columns()), tower.intermediate_size),
+            Body::Conformer(conformer) => (conformer.widest(), 0),
+        };
         WorkspaceShape {
             num_tokens: shape.num_tokens.max(tower::MAX_ROWS),
-            hidden_size: shape.hidden_size.max(tower.hidden_size).max(tower.frame_columns()),
-            intermediate_size: shape.intermediate_size.max(tower.intermediate_size),
+            hidden_size: shape.hidden_size.max(widest),
+            intermediate_size: shape.intermediate_size.max(inner),
             ..shape
         }
     }

@@ -3,7 +3,7 @@
 use device::{Backend, Constant, GateUpArgs, Linear, Norm, Projection, StepMetadata, Tensor};
 
 use super::{
-    config::{ProjectorConfig, ProjectorGate, ProjectorLayout, ProjectorNorm, Regroup, TowerConfig},
+    config::{ProjectorConfig, ProjectorGate, ProjectorLayout, ProjectorNorm, Regroup},
     grid::Grid,
     stored,
     weights::TowerWeights,
@@ -26,16 +26,17 @@ struct Layer {
 }
 
 impl Projector {
+    /// Of states of `width` values.
     pub(crate) fn new<P: AsRef<str>>(
         weights: &mut TowerWeights<'_>,
         places: &[P],
         config: &ProjectorConfig,
-        tower: &TowerConfig,
+        width: usize,
     ) -> Result<Self, EngineError> {
         let first = &config.layers[0];
         let is_whole = first.layout == ProjectorLayout::Transposed;
         let place = weights.place(places, &(if is_whole { first.name.into() } else { format!("{}.weight", first.name) }))?;
-        let mut cols = config.regroup.columns(tower.hidden_size);
+        let mut cols = config.regroup.columns(width);
         let mut norm = |norm: &Option<ProjectorNorm>, len: usize| {
             let load = |norm: &ProjectorNorm| match norm.name {
                 "" => Ok(Norm { kind: norm.kind, weight: Constant::from(vec![1.0; len]), bias: None, eps: norm.eps }),
@@ -43,7 +44,7 @@ impl Projector {
             };
             norm.as_ref().map(load).transpose()
         };
-        let (early, late) = (norm(&config.norm, tower.hidden_size)?, norm(&config.late_norm, cols)?);
+        let (early, late) = (norm(&config.norm, width)?, norm(&config.late_norm, cols)?);
         let mut layers = Vec::with_capacity(config.layers.len());
         for layer in &config.layers {
             let (name, shape) = (format!("{place}{}", layer.name), [layer.out_features, cols]);

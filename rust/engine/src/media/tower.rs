@@ -136,11 +136,6 @@ impl TowerConfig {
         }
     }
 
-    /// The grid of a tile.
-    pub(crate) fn grid(&self, tile: &Tile) -> Grid {
-        Grid::new(self.patches(tile), self.windows.as_ref())
-    }
-
     fn kv_spec(&self, num_blocks: usize, dtype: KvDType) -> Result<KvCacheSpec, EngineError> {
         let shape = KvShape::new(self.num_heads, self.head_dim());
         // Block 0 is read by nobody.

@@ -68,7 +68,7 @@ impl Senses {
             let lease = self.cache.acquire(runner, item);
             let (output, is_new) = self.cache.output(runner, item, lease.as_ref())?;
             leases.extend(lease);
-            vectors.push(VectorRows { vectors: output, num_planes: runner.num_planes(), rows: rows.clone() });
+            vectors.push(VectorRows { vectors: output, num_planes: runner.num_planes(item.kind), rows: rows.clone() });
             encoded.push(is_new);
         }
         Ok((vectors, encoded))
@@ -95,7 +95,7 @@ impl Senses {
 impl OutputCache {
     /// `None`: there is no room.
     fn acquire(&mut self, runner: &ModelRunner, item: &PromptItem) -> Option<EncoderLease> {
-        let bytes = (item.layout.num_rows * runner.num_planes() * runner.config().hidden_size * size_of::<f32>()) as u64;
+        let bytes = (item.layout.num_rows * runner.num_planes(item.kind) * runner.config().hidden_size * size_of::<f32>()) as u64;
         let lease = self.books.acquire(item.key, bytes).unwrap_or_default();
         for dropped in self.books.drain_dropped() {
             self.outputs.remove(&dropped);

@@ -1,0 +1,125 @@
+//! That what files say of an encoder makes sense.
+
+use crate::{
+    media::{
+        config::{Body, ConformerConfig, MediaConfig, Positions, Regroup, TowerConfig},
+        tower::MAX_ROWS,
+    },
+    model::config::{DecoderConfig, MAX_LAYERS, MAX_SIZE},
+};
+
+impl MediaConfig {
+    /// That every value that memory or a kernel depends on is within bounds; else what is not.
+    pub(super) fn check(&self, decoder: &DecoderConfig) -> Result<(), String> {
+        match &self.body {
+            Body::Tower(tower) => self.check_tower(tower, decoder),
+            Body::Conformer(conformer) => check_conformer(conformer),
+        }
+    }
+
+    fn check_tower(&self, tower: &TowerConfig, decoder: &DecoderConfig) -> Result<(), String> {
+        let TowerConfig { hidden_size, num_heads, intermediate_size, num_layers, patch_size, num_frames, .. } = *tower;
+        let sizes = [
+            ("a width", hidden_size, MAX_SIZE),
+            ("a number of heads", num_heads, 4096),
+            ("a feed-forward size", intermediate_size, MAX_SIZE),
+            ("a number of layers", num_layers, MAX_LAYERS),
+            ("a patch size", patch_size, 1024),
+            ("a temporal patch size", num_frames, 16),
+        ];
+        check_sizes(&sizes)?;
+        let deep: Vec<_> = self.deep.iter().map(|deep| deep.layer).collect();
+        let is_behind = |layers: &[usize]| layers[0] < layers[1];
+        if !deep.windows(2).all(is_behind)
+            || deep.last().is_some_and(|last| *last >= num_layers)
+            || deep.len() > decoder.layers.len()
+        {
+            return Err(format!(
+                "takes states behind the layers {deep:?} of {num_layers}, for a decoder of {}",
+                decoder.layers.len()
+            ));
+        }
+        if !hidden_size.is_multiple_of(num_heads) {
+            return Err(format!("has a width of {hidden_size}, not a multiple of {num_heads} heads"));
+        }
+        let head_dim = hidden_size / num_heads;
+        match tower.positions {
+            Positions::Rotary { theta, .. }
+            | Positions::Interpolated { theta, .. }
+            | Positions::Cubic { theta, .. }
+            | Positions::Turned { theta, .. }
+            | Positions::Axes { theta, .. }
+                if !head_dim.is_multiple_of(4) || !theta.is_finite() || theta <= 0.0 =>
+            {
+                return Err(format!("has heads of {head_dim} elements, which do not rotate by rows and columns"));
+            }
+            Positions::Learned { side }
+            | Positions::Fractions { side }
+            | Positions::Resized { side }
+            | Positions::Interpolated { side, .. }
+            | Positions::Cubic { side, .. }
+            | Positions::Turned { side, .. }
+                if !(1..=4096).contains(&side) =>
+            {
+                return Err(format!("has tiles of {side} patches a side; it must be from 1 to 4096"));
+            }
+            Positions::Line { len } if !(1..=MAX_ROWS).contains(&len) => {
+                return Err(format!("has {len} positions of a chunk; they must be from 1 to {MAX_ROWS}"));
+            }
+            Positions::Axes { side, .. } if !(1..=1 << 16).contains(&side) => {
+                return Err(format!("has positions of {side} patches a side; it must be from 1 to 65536"));
+            }
+            _ => {}
+        }
+        let side = match self.projector.regroup {
+            Regroup::Each => 1,
+            Regroup::Runs(side)
+            | Regroup::Squares(side)
+            | Regroup::Interleaved(side)
+            | Regroup::Means(side)
+            | Regroup::MeansOf(side) => side,
+        };
+        if !(1..=64).contains(&side) {
+            return Err(format!("puts {side} patches a side together; it must be from 1 to 64"));
+        }
+        if let (Positions::Learned { side }, Regroup::Means(num)) = (&tower.positions, self.projector.regroup)
+            && num > *side
+        {
+            return Err(format!("makes {num} means along {side} patches"));
+        }
+        Ok(())
+    }
+}
+
+fn check_sizes(sizes: &[(&str, usize, usize)]) -> Result<(), String> {
+    match sizes.iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
+        Some((name, value, most)) => Err(format!("has {name} of {value}; it must be from 1 to {most}")),
+        None => Ok(()),
+    }
+}
+
+fn check_conformer(conformer: &ConformerConfig) -> Result<(), String> {
+    let ConformerConfig { hidden_size, num_heads, channels, .. } = *conformer;
+    check_sizes(&[
+        ("a width", hidden_size, MAX_SIZE / 4),
+        ("a number of heads", num_heads, 4096),
+        ("a number of layers", conformer.num_layers, MAX_LAYERS),
+        ("a first number of channels", channels[0], 4096),
+        ("a second number of channels", channels[1], 4096),
+        ("a width of convolutions", conformer.kernel_size, 1024),
+        ("an attention chunk", conformer.chunk_size, 4096),
+        ("a reach to the left", conformer.left, 4096),
+        ("an output width", conformer.out_features, MAX_SIZE),
+    ])?;
+    if conformer.right > 4096 {
+        return Err(format!("has a reach to the right of {}; it must be from 0 to 4096", conformer.right));
+    }
+    if !hidden_size.is_multiple_of(num_heads) || !hidden_size.is_multiple_of(2) {
+        return Err(format!("has a width of {hidden_size}, not a multiple of 2 and of {num_heads} heads"));
+    }
+    let caps = [conformer.score_cap, conformer.state_cap];
+    if !caps.iter().all(|cap| *cap > 0.0) || !conformer.ffn_scale.is_finite() || !(conformer.eps > 0.0) {
+        return Err("has bounds, a scale or an epsilon that are no positive numbers".into());
+    }
+    Ok(())
+}
