@@ -49,8 +49,15 @@ INSTRUCTIONS = """\
 <s>{% for m in messages %}{% if m['role'] == 'user' %}[INST]{% if m['content'] is string %}{{ m['content'] }}{% else %}\
 {% for c in m['content'] %}{% if c['type'] == 'audio' %}[BEGIN_AUDIO][AUDIO]{% else %}{{ c['text'] }}{% endif %}{% endfor %}\
 {% endif %}[/INST]{% else %}{{ m['content'] }}</s>{% endif %}{% endfor %}"""
+SPEECH = """\
+{% for m in messages %}<|im_start|>{{ m['role'] }}
+{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}{% if c['type'] == 'audio' %}<|AUDIO|>\
+{% elif c['type'] == 'image' %}<|image_pad|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 MODELS: dict[str, dict[str, Any]] = {
     "voxtral": {
+        "features": "Whisper",
         "config": {
             "architectures": ["VoxtralForConditionalGeneration"],
             "model_type": "voxtral",
@@ -71,8 +78,39 @@ MODELS: dict[str, dict[str, Any]] = {
         "template": INSTRUCTIONS,
         "rows": 10,
     },
+    "gemma4": {
+        "features": "Gemma4",
+        "config": {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "model_type": "gemma4",
+            "boi_token_id": 46,
+            "eoi_token_id": 47,
+            "image_token_id": 48,
+            "audio_token_id": 28,
+            "boa_token_id": 29,
+            "eoa_token_index": 30,
+            "video_token_id": 601,
+            "tie_word_embeddings": True,
+            "audio_config": {
+                "model_type": "gemma4_audio",
+                "hidden_size": 24,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 3,
+                "subsampling_conv_channels": [16, 4],
+                "conv_kernel_size": 3,
+                "attention_chunk_size": 4,
+                "attention_context_left": 5,
+                "attention_context_right": 0,
+                "attention_logit_cap": 3.0,
+                "use_clipped_linears": True,
+                "output_proj_dims": 40,
+            },
+        },
+        "template": SPEECH,
+        "bins": 16,
+    },
 }
-"""Encoders of chunks of one second."""
+"""Encoders of chunks of one second, and one of whole sounds whose language model is that of `vision/gemma4_vision`."""
 CASES: list[tuple[list[list[dict[str, Any]]], list[tuple[str, int]]]] = [
     ([[{"type": "audio"}, {"type": "text", "text": "describe the image"}]], [("short", 9000)]),
     (
@@ -81,6 +119,19 @@ CASES: list[tuple[list[list[dict[str, Any]]], list[tuple[str, int]]]] = [
     ),
 ]
 """The users' messages, and the names and samples of their sounds."""
+WITH_AN_IMAGE: Any = (
+    [
+        [
+            {"type": "text", "text": "first"},
+            {"type": "audio"},
+            {"type": "image"},
+            {"type": "text", "text": "then a"},
+            {"type": "audio"},
+        ]
+    ],
+    [("talk", 20000), ("second", 7000)],
+)
+IMAGE = "vision/qwen3_vl/image0.png"
 
 TRANSCRIPTION: Any = ([[{"type": "audio"}]], [("talk", 20000)])
 
@@ -96,7 +147,10 @@ def sound(name: str, count: int) -> np.ndarray:
 def drawn_value(name: str, shape: list[int]) -> np.ndarray:
     """As `vision_value` of rust/engine/tests/common/drawn.rs."""
     u = drawn(name, int(np.prod(shape, dtype=np.int64)))
-    if "norm" in name and name.endswith("weight"):
+    if name.endswith(("_max", "_min")):
+        # Bounds that some values are beyond.
+        values = (np.float32(1.5) + u) * np.float32(1 if name.endswith("max") else -1)
+    elif "scal" in name or ("norm" in name and name.endswith("weight")):
         values = np.float32(1) + np.float32(0.5) * u
     else:
         values = (np.float32(0.25) if len(shape) == 1 else np.float32(0.5)) * u
@@ -152,32 +206,103 @@ def shapes_of(folder: Path) -> dict[str, list[int]]:
             return {name: list(tensors.get_slice(name).get_shape()) for name in sorted(tensors.keys())}
 
 
-def case(model: Any, tokenizer: Any, made: dict[str, Any], given: Any, extractor: Any, behind: str = "") -> dict[str, Any]:
+def samples(name: str, count: int) -> np.ndarray:
+    """The same, from -1 to 1."""
+    return sound(name, count).astype(np.float32) / np.float32(32768)
+
+
+class Whisper:
+    """Features in chunks of one second, each of which becomes as many vectors."""
+
+    def __init__(self, made: dict[str, Any], _folder: Path) -> None:
+        from transformers import WhisperFeatureExtractor
+
+        self.rows = made["rows"]
+        self.extractor = WhisperFeatureExtractor(feature_size=made["config"]["audio_config"]["num_mel_bins"], chunk_length=1)
+
+    @staticmethod
+    def files(made: dict[str, Any]) -> dict[str, Any]:
+        bins = made["config"]["audio_config"]["num_mel_bins"]
+        extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": bins, "chunk_length": 1}
+        return {"config.json": made["config"], "preprocessor_config.json": {**extractor, "hop_length": 160}}
+
+    def inputs(self, text: str, sounds: list[tuple[str, int]]) -> tuple[str, dict[str, Any]]:
+        """The text with as many tokens as there are vectors, and what the model is given."""
+        import torch
+
+        features = []
+        for name, count in sounds:
+            options: dict[str, Any] = {"truncation": False, "padding": True, "pad_to_multiple_of": RATE, "return_tensors": "pt"}
+            values = self.extractor(samples(name, count), sampling_rate=RATE, **options)["input_features"][0]
+            chunks = values.reshape(self.extractor.feature_size, -1, 100).transpose(0, 1)
+            features.append(chunks)
+            text = text.replace("[AUDIO]", "[audio]" * self.rows * len(chunks), 1)
+        return text.replace("[audio]", "[AUDIO]"), {"input_features": torch.cat(features)}
+
+    def cases(self) -> list[Any]:
+        return CASES
+
+
+class Gemma4:
+    """Features as long as a sound is; images as well."""
+
+    def __init__(self, made: dict[str, Any], folder: Path) -> None:
+        from transformers import AutoImageProcessor, Gemma4AudioFeatureExtractor
+
+        self.extractor = Gemma4AudioFeatureExtractor(feature_size=made["bins"])
+        self.images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+
+    @staticmethod
+    def files(made: dict[str, Any]) -> dict[str, Any]:
+        seeing = GOLDEN / "vision" / "gemma4_vision"
+        whole = json.loads((seeing / "config.json").read_text())
+        config = {**made["config"], **{key: whole[key] for key in ("text_config", "vision_config")}}
+        images = json.loads((seeing / "preprocessor_config.json").read_text())
+        extractor = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": made["bins"]}
+        return {"config.json": config, "processor_config.json": {"image_processor": images, "feature_extractor": extractor}}
+
+    def features(self, name: str, count: int) -> Any:
+        """`[frames, mel bins]` of all frames that end within the sound."""
+        given = self.extractor([samples(name, count)], return_tensors="np")
+        return given["input_features"][0][given["input_features_mask"][0]]
+
+    def inputs(self, text: str, sounds: list[tuple[str, int]]) -> tuple[str, dict[str, Any]]:
+        """The text with as many tokens as there are vectors, and what the model is given."""
+        from PIL import Image
+
+        given = self.extractor([samples(name, count) for name, count in sounds], return_tensors="pt")
+        inputs = {"input_features": given["input_features"], "input_features_mask": given["input_features_mask"]}
+        for name, count in sounds:
+            num_places = -(-(-(-len(self.features(name, count)) // 2)) // 2)
+            text = text.replace("<|AUDIO|>", f"<|audio_bos|>{'<|audio|>' * num_places}<|audio_eos|>", 1)
+        if "<|image_pad|>" in text:
+            seen = self.images(images=[Image.open(GOLDEN / IMAGE)], return_tensors="pt")
+            num_rows = int(seen.pop("num_soft_tokens_per_image")[0])
+            tokens = "<|vision_start|>" + "<|image_pad|>" * num_rows + "<|vision_end|>"
+            text = text.replace("<|image_pad|>", tokens, 1)
+            inputs |= dict(seen)
+        return text.replace("<|audio|>", "<|AUDIO|>"), inputs
+
+    def cases(self) -> list[Any]:
+        return [CASES[0], WITH_AN_IMAGE]
+
+
+def case(model: Any, tokenizer: Any, template: str, given: Any, kind: Any, behind: str = "") -> dict[str, Any]:
     """A prompt with its sounds, and its greedy continuation."""
     import torch
 
     contents, sounds = given
     messages = [{"role": "user", "content": content} for content in contents]
-    text = tokenizer.apply_chat_template(messages, chat_template=made["template"], tokenize=False, add_generation_prompt=True)
-    text += behind
-    features = []
-    for name, count in sounds:
-        values = extractor(
-            sound(name, count).astype(np.float32) / np.float32(32768),
-            sampling_rate=RATE,
-            truncation=False,
-            padding=True,
-            pad_to_multiple_of=RATE,
-            return_tensors="pt",
-        )["input_features"][0]
-        chunks = values.reshape(extractor.feature_size, -1, 100).transpose(0, 1)
-        features.append(chunks)
-        text = text.replace("[AUDIO]", "[audio]" * made["rows"] * len(chunks), 1)
-    ids = tokenizer(text.replace("[audio]", "[AUDIO]"), add_special_tokens=False)["input_ids"]
+    text = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
+    text, inputs = kind.inputs(text + behind, sounds)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def logits_of(ids: list[int]) -> Any:
+        token_ids = torch.tensor([ids])
+        # Which tokens are of images, where their rows see each other.
+        kinds = {"mm_token_type_ids": (token_ids == model.config.image_token_id).long()} if "pixel_values" in inputs else {}
         with torch.no_grad():
-            return model(input_ids=torch.tensor([ids]), input_features=torch.cat(features), use_cache=False).logits[0]
+            return model(input_ids=token_ids, **inputs, **kinds, use_cache=False).logits[0]
 
     sequence = list(ids)
     for _ in range(NUM_GREEDY):
@@ -196,17 +321,13 @@ def case(model: Any, tokenizer: Any, made: dict[str, Any], given: Any, extractor
 def make(made: dict[str, Any]) -> dict[str, str]:
     """The files of a golden, after the model with such weights has answered."""
     import torch
-    from transformers import AutoModelForMultimodalLM, AutoTokenizer, WhisperFeatureExtractor
+    from transformers import AutoModelForMultimodalLM, AutoTokenizer
 
     torch.set_num_threads(1)
-    config = made["config"]
-    bins = config["audio_config"]["num_mel_bins"]
-    extractor = WhisperFeatureExtractor(feature_size=bins, chunk_length=1)
+    kind_of = {"Whisper": Whisper, "Gemma4": Gemma4}[made["features"]]
     files = tokenizer_files()
-    files["config.json"] = json.dumps(config, separators=(",", ":"))
-    files["preprocessor_config.json"] = json.dumps(
-        {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": bins, "chunk_length": 1, "hop_length": 160}
-    )
+    files |= {name: json.dumps(value) for name, value in kind_of.files(made).items()}
+    files["config.json"] = files["config.json"].replace(", ", ",").replace(": ", ":")
     files["chat_template.jinja"] = made["template"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -219,11 +340,18 @@ def make(made: dict[str, Any]) -> dict[str, str]:
         )
         if wrong := {key: found for key, found in info.items() if found}:
             sys.exit(f"not all weights are read: {wrong}")
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        cases = [case(model.eval(), tokenizer, made, given, extractor) for given in CASES]
-        transcription = case(model, tokenizer, made, TRANSCRIPTION, extractor, "lang:en[TRANSCRIBE]")
+        tokenizer, kind = AutoTokenizer.from_pretrained(folder), kind_of(made, folder)
+        golden: dict[str, Any] = {
+            "cases": [case(model.eval(), tokenizer, made["template"], given, kind) for given in kind.cases()]
+        }
+        if made["features"] == "Whisper":
+            golden["transcription"] = case(model, tokenizer, made["template"], TRANSCRIPTION, kind, "lang:en[TRANSCRIBE]")
+        else:
+            name, count = CASES[0][1][0]
+            values = kind.features(name, count)
+            golden["features"] = [[at, [round(float(value), 5) for value in values[at]]] for at in (0, 1, len(values) - 1)]
     files["tensors.json"] = json.dumps(shapes, separators=(",", ":"))
-    files["golden.json"] = json.dumps({"cases": cases, "transcription": transcription}, separators=(",", ":"))
+    files["golden.json"] = json.dumps(golden, separators=(",", ":"))
     return files
 
 

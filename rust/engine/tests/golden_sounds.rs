@@ -17,18 +17,25 @@ use device::{
 };
 use engine::{
     Completion, Engine, EngineConfig, GenerationRequest, Media, MediaKind, MediaOptions, Message, MessageContent, ModelDType,
-    ModelSource, SamplingParams, audio::Sound, images::RgbImage,
+    ModelSource, Prompt, SamplingParams,
+    audio::Sound,
+    images::{self, RgbImage},
 };
 use kernel_tests::{EmulatedDriver, Order};
 use media::{bits, config, edited, run};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-const MODELS: [&str; 1] = ["voxtral"];
+const MODELS: [&str; 2] = ["voxtral", "gemma4"];
+/// The one that sees as well.
+const SEEING: &str = "gemma4";
 
 #[derive(Deserialize)]
 struct Golden {
     cases: Vec<Case>,
+    /// Some frames of the first sound, by their numbers.
+    #[serde(default)]
+    features: Vec<(usize, Vec<f32>)>,
 }
 
 #[derive(Deserialize)]
@@ -65,6 +72,18 @@ fn sound(name: &str, len: usize) -> Media {
     Media::Sound(Arc::new(Sound::new(16_000, drawn::sound(name, len)).unwrap()))
 }
 
+fn image() -> Media {
+    let file = std::fs::read(common::golden_dir().join("vision/qwen3_vl/image0.png")).unwrap();
+    Media::Image(Arc::new(images::decode(&file, &images::Limits::default()).unwrap()))
+}
+
+/// What is encoded of a case: images, and sounds or chunks of them.
+fn num_encoded(name: &str, case: &Case) -> (usize, usize) {
+    let chunks = |sound: &DrawnSound| if name == SEEING { 1 } else { sound.len.div_ceil(16_000) };
+    let parts = case.messages.iter().flat_map(|message| &message.content);
+    (parts.filter(|part| part["type"] == "image").count(), case.sounds.iter().map(chunks).sum())
+}
+
 fn source(name: &str) -> ModelSource {
     ModelSource::HuggingFace { path: dir(name), tokenizer_json: None }
 }
@@ -76,8 +95,12 @@ fn engine(name: &str, config: &EngineConfig) -> Engine {
 fn request(case: &Case) -> GenerationRequest {
     let mut sounds = case.sounds.iter().map(|drawn| sound(&drawn.name, drawn.len));
     let message = |message: &GoldenMessage| {
-        let num_sounds = message.content.iter().filter(|part| part["type"] == "audio").count();
-        let media = sounds.by_ref().take(num_sounds).collect();
+        let media_of = |part: &Value| match part["type"].as_str() {
+            Some("audio") => sounds.next(),
+            Some("image") => Some(image()),
+            _ => None,
+        };
+        let media = message.content.iter().filter_map(media_of).collect();
         Message { media, ..Message::new(&message.role, MessageContent::Parts(message.content.clone())) }
     };
     let sampling = SamplingParams { logprobs: Some(20), ..greedy(case.greedy_ids.len()) };
@@ -103,7 +126,8 @@ fn difference(case: &Case, completion: &Completion) -> f64 {
 fn every_family_hears_as_transformers_does() {
     for name in MODELS {
         let engine = engine(name, &config());
-        assert_eq!(engine.media_kinds(), [MediaKind::Sound]);
+        let kinds = if name == SEEING { &MediaKind::ALL[..] } else { &[MediaKind::Sound] };
+        assert_eq!(engine.media_kinds(), kinds);
         for (number, case) in golden(name).cases.iter().enumerate() {
             let what = format!("{name}, case {number}");
             let mut asked = request(case);
@@ -159,7 +183,9 @@ fn chunks_batches_and_what_is_cached_change_no_bits() {
             let engine = engine(name, &config());
             golden.cases.iter().map(|case| bits(&run(&engine, request(case)).1)).collect()
         };
-        let mut small = EngineConfig { max_num_batched_tokens: 7, ..config() };
+        // An image whose rows see each other is not cut.
+        let step = if name == SEEING { 70 } else { 7 };
+        let mut small = EngineConfig { max_num_batched_tokens: step, ..config() };
         small.paged_attention.block_size = Some(8);
         let engine = engine(name, &small);
         for (case, expected) in golden.cases.iter().zip(&alone) {
@@ -167,8 +193,8 @@ fn chunks_batches_and_what_is_cached_change_no_bits() {
             let beside = [engine.submit(text.clone()).unwrap(), engine.submit(text).unwrap()];
             let (_, cold) = run(&engine, request(case));
             assert_eq!(&bits(&cold), expected, "{name}: in chunks, beside others");
-            let num_chunks: usize = case.sounds.iter().map(|sound| sound.len.div_ceil(16_000)).sum();
-            assert_eq!((cold.usage.encoded_sounds, cold.usage.encoded_images), (num_chunks, 0), "{name}");
+            let (num_images, num_chunks) = num_encoded(name, case);
+            assert_eq!((cold.usage.encoded_sounds, cold.usage.encoded_images), (num_chunks, num_images), "{name}");
             let (_, warm) = run(&engine, request(case));
             assert_eq!(&bits(&warm), expected, "{name}: with its prefix cached");
             assert_eq!(warm.usage.cached_tokens, case.input_ids.len() - 1, "{name}: tokens of the cached prefix");
@@ -199,12 +225,51 @@ fn preempted_requests_and_those_without_a_cache_encode_again() {
             engine.resume().unwrap();
             for answer in streams.into_iter().map(|stream| stream.wait().unwrap()) {
                 assert_eq!(bits(&answer), expected, "{name}, a pool of {num_tokens} tokens");
-                assert!(answer.usage.encoded_sounds >= 4 * (1 + answer.usage.preemptions), "{name}");
+                let (num_images, num_chunks) = num_encoded(name, case);
+                assert!(answer.usage.encoded_sounds >= num_chunks * (1 + answer.usage.preemptions), "{name}");
+                assert!(answer.usage.encoded_images >= num_images * (1 + answer.usage.preemptions), "{name}");
                 preemptions += answer.usage.preemptions;
             }
         }
         assert!(preemptions > 0, "{name}: nobody was preempted");
     }
+}
+
+/// Features that are not Whisper's.
+#[test]
+fn features_are_those_of_transformers() {
+    let json: Value = serde_json::from_slice(&std::fs::read(dir(SEEING).join("processor_config.json")).unwrap()).unwrap();
+    let processor = engine::audio::Processor::from_json("test", json["feature_extractor"].as_object().unwrap()).unwrap();
+    let golden = golden(SEEING);
+    let Media::Sound(sound) = sound(&golden.cases[0].sounds[0].name, golden.cases[0].sounds[0].len) else { unreachable!() };
+    let features = processor.process(&sound).unwrap();
+    assert_eq!(processor.chunks_of(&sound), (1, features.num_frames));
+    let (last, _) = golden.features.last().unwrap();
+    assert_eq!(last + 1, features.num_frames);
+    for (frame, expected) in &golden.features {
+        let found = &features.chunks[0][frame * features.num_mel_bins..][..features.num_mel_bins];
+        let most = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(most < 1e-4, "frame {frame}: {most}");
+    }
+}
+
+#[test]
+fn images_and_sounds_of_a_request_go_to_their_own_encoders() {
+    let engine = engine(SEEING, &config());
+    let case = &golden(SEEING).cases[1];
+    let (_, first) = run(&engine, request(case));
+    assert_eq!((first.usage.encoded_images, first.usage.encoded_sounds), (1, 2));
+    // The same in another order: nothing is encoded anew, and the answer is another.
+    let Prompt::Chat { mut messages, options } = request(case).prompt else { unreachable!() };
+    messages[0].media.swap(0, 1);
+    let MessageContent::Parts(parts) = &mut messages[0].content else { unreachable!() };
+    parts.swap(1, 2);
+    let swapped = GenerationRequest { prompt: Prompt::Chat { messages, options }, ..request(case) };
+    let (prompt, other) = run(&engine, swapped);
+    assert_eq!((other.usage.encoded_images, other.usage.encoded_sounds), (0, 0));
+    let place = |prompt: &[u32], id: u32| prompt.iter().position(|token| *token == id).unwrap();
+    assert!(place(&prompt, 48) < place(&prompt, 28) && place(&case.input_ids, 28) < place(&case.input_ids, 48));
+    assert_ne!(bits(&first), bits(&other));
 }
 
 #[test]
