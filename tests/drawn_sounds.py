@@ -78,6 +78,69 @@ MODELS: dict[str, dict[str, Any]] = {
         "template": INSTRUCTIONS,
         "rows": 10,
     },
+    "qwen2_audio": {
+        "features": "Qwen2Audio",
+        "config": {
+            "architectures": ["Qwen2AudioForConditionalGeneration"],
+            "model_type": "qwen2_audio",
+            "audio_token_index": 28,
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "audio_config": {
+                "model_type": "qwen2_audio_encoder",
+                "d_model": 32,
+                "encoder_ffn_dim": 48,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 4,
+                "num_mel_bins": 16,
+                "max_source_positions": 50,
+                "activation_function": "gelu",
+            },
+        },
+        "template": SPEECH.replace("<|AUDIO|>", "<|audio_bos|><|AUDIO|><|audio_eos|>"),
+    },
+    "audioflamingo3": {
+        "features": "Flamingo",
+        "config": {
+            "architectures": ["AudioFlamingo3ForConditionalGeneration"],
+            "model_type": "audioflamingo3",
+            "audio_token_id": 28,
+            "projector_hidden_act": "gelu",
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "audio_config": {
+                "model_type": "audioflamingo3_encoder",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_mel_bins": 16,
+                "max_source_positions": 50,
+                "activation_function": "gelu",
+            },
+        },
+        "template": SPEECH,
+    },
+    "glmasr": {
+        "features": "GlmAsr",
+        "config": {
+            "architectures": ["GlmAsrForConditionalGeneration"],
+            "model_type": "glmasr",
+            "audio_token_id": 28,
+            "projector_hidden_act": "gelu",
+            "tie_word_embeddings": False,
+            "text_config": TEXT,
+            "audio_config": {
+                "model_type": "glmasr_encoder",
+                "hidden_size": 32,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_mel_bins": 16,
+                "hidden_act": "gelu",
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            },
+        },
+        "template": SPEECH,
+    },
     "gemma4": {
         "features": "Gemma4",
         "config": {
@@ -110,7 +173,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "bins": 16,
     },
 }
-"""Encoders of chunks of one second, and one of whole sounds whose language model is that of `vision/gemma4_vision`."""
+"""Encoders of chunks of a second or two, and one of whole sounds whose language model is that of `vision/gemma4_vision`."""
 CASES: list[tuple[list[list[dict[str, Any]]], list[tuple[str, int]]]] = [
     ([[{"type": "audio"}, {"type": "text", "text": "describe the image"}]], [("short", 9000)]),
     (
@@ -194,12 +257,20 @@ def model_of(name: str, folder: Path) -> Path:
     return folder
 
 
+def model_class(name: str) -> Any:
+    """Not all of these have a place among the automatic ones."""
+    import transformers
+
+    return getattr(transformers, name)
+
+
 def shapes_of(folder: Path) -> dict[str, list[int]]:
     """The names and shapes of a checkpoint, as the hub has them."""
     from safetensors import safe_open
-    from transformers import AutoConfig, AutoModelForMultimodalLM
+    from transformers import AutoConfig
 
-    model = AutoModelForMultimodalLM.from_config(AutoConfig.from_pretrained(folder))
+    config = AutoConfig.from_pretrained(folder)
+    model = model_class(config.architectures[0])(config)
     with tempfile.TemporaryDirectory() as saved:
         model.save_pretrained(saved)
         with safe_open(f"{saved}/model.safetensors", "np") as tensors:
@@ -241,6 +312,67 @@ class Whisper:
 
     def cases(self) -> list[Any]:
         return CASES
+
+
+class Flamingo:
+    """Features of each chunk for itself, of which what is behind the sound becomes no vectors."""
+
+    SECONDS = 1
+    MASK = "input_features_mask"
+
+    def __init__(self, made: dict[str, Any], folder: Path) -> None:
+        from transformers import WhisperFeatureExtractor
+
+        self.extractor = WhisperFeatureExtractor.from_pretrained(folder)
+
+    @classmethod
+    def files(cls, made: dict[str, Any]) -> dict[str, Any]:
+        bins = made["config"]["audio_config"]["num_mel_bins"]
+        extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": bins, "chunk_length": cls.SECONDS}
+        return {"config.json": made["config"], "preprocessor_config.json": extractor}
+
+    @staticmethod
+    def rows(frames: int) -> int:
+        """Vectors of a chunk with so many frames."""
+        return ((frames + 1) // 2) // 2
+
+    def inputs(self, text: str, sounds: list[tuple[str, int]]) -> tuple[str, dict[str, Any]]:
+        """The text with as many tokens as there are vectors, and what the model is given."""
+        chunks, counts = [], []
+        for name, count in sounds:
+            values = samples(name, count)
+            own = [values[at : at + self.SECONDS * RATE] for at in range(0, count, self.SECONDS * RATE)]
+            chunks += own
+            counts.append(len(own))
+        given = self.extractor(chunks, sampling_rate=RATE, return_attention_mask=True, return_tensors="pt")
+        of_chunks = [self.rows(int(mask.sum())) for mask in given["attention_mask"]]
+        for count in counts:
+            text = text.replace("<|AUDIO|>", "<|audio|>" * sum(of_chunks[:count]), 1)
+            of_chunks = of_chunks[count:]
+        inputs = {"input_features": given["input_features"], self.MASK: given["attention_mask"]}
+        return text.replace("<|audio|>", "<|AUDIO|>"), inputs
+
+    def cases(self) -> list[Any]:
+        return CASES
+
+
+class Qwen2Audio(Flamingo):
+    """The same of sounds that have one chunk."""
+
+    MASK = "feature_attention_mask"
+
+    def cases(self) -> list[Any]:
+        return [CASES[0], (CASES[1][0], [("talk", 15000), ("second", 16000)])]
+
+
+class GlmAsr(Flamingo):
+    """The same with four states to a vector."""
+
+    SECONDS = 2
+
+    @staticmethod
+    def rows(frames: int) -> int:
+        return ((frames + 1) // 2) // 4
 
 
 class Gemma4:
@@ -321,10 +453,11 @@ def case(model: Any, tokenizer: Any, template: str, given: Any, kind: Any, behin
 def make(made: dict[str, Any]) -> dict[str, str]:
     """The files of a golden, after the model with such weights has answered."""
     import torch
-    from transformers import AutoModelForMultimodalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     torch.set_num_threads(1)
-    kind_of = {"Whisper": Whisper, "Gemma4": Gemma4}[made["features"]]
+    kinds: list[Any] = [Whisper, Gemma4, Flamingo, Qwen2Audio, GlmAsr]
+    kind_of = next(kind for kind in kinds if kind.__name__ == made["features"])
     files = tokenizer_files()
     files |= {name: json.dumps(value) for name, value in kind_of.files(made).items()}
     files["config.json"] = files["config.json"].replace(", ", ",").replace(": ", ":")
@@ -335,7 +468,7 @@ def make(made: dict[str, Any]) -> dict[str, str]:
             (folder / file).write_text(text)
         shapes = shapes_of(folder)
         write_weights(shapes, folder / "model.safetensors")
-        model, info = AutoModelForMultimodalLM.from_pretrained(
+        model, info = model_class(made["config"]["architectures"][0]).from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
         if wrong := {key: found for key, found in info.items() if found}:
@@ -346,7 +479,7 @@ def make(made: dict[str, Any]) -> dict[str, str]:
         }
         if made["features"] == "Whisper":
             golden["transcription"] = case(model, tokenizer, made["template"], TRANSCRIPTION, kind, "lang:en[TRANSCRIBE]")
-        else:
+        elif made["features"] == "Gemma4":
             name, count = CASES[0][1][0]
             values = kind.features(name, count)
             golden["features"] = [[at, [round(float(value), 5) for value in values[at]]] for at in (0, 1, len(values) - 1)]

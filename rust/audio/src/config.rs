@@ -24,8 +24,10 @@ pub struct Processor {
     pub n_fft: usize,
     /// Samples from one frame to the next.
     pub hop_length: usize,
-    /// A longer sound is refused. No file sets it.
+    /// A longer sound is refused: `max_audio_len` of the processor, as far as chunks are whole, or what a family of models takes.
     pub max_seconds: Option<u32>,
+    /// Each chunk becomes features by itself, not the whole sound. No file sets it.
+    pub are_chunks_apart: bool,
     /// How features are made of spectra.
     pub kind: Kind,
 }
@@ -65,10 +67,25 @@ impl Processor {
     /// # Errors
     /// For files that cannot be read, and as [`Self::from_json`].
     pub fn from_folder(dir: &Path) -> Result<Option<Self>, SoundError> {
-        let inner = read_object(&dir.join("processor_config.json"))?
-            .and_then(|(what, json)| Some((what, json.get("feature_extractor")?.as_object()?.clone())));
-        let found = inner.map_or_else(|| read_object(&dir.join("preprocessor_config.json")), |inner| Ok(Some(inner)))?;
-        found.map(|(what, json)| Self::from_json(&what, &json)).transpose()
+        let whole = read_object(&dir.join("processor_config.json"))?;
+        let Some((what, json)) = whole.filter(|(_, json)| json.get("feature_extractor").is_some_and(Value::is_object)) else {
+            let found = read_object(&dir.join("preprocessor_config.json"))?;
+            return found.map(|(what, json)| Self::from_json(&what, &json)).transpose();
+        };
+        let Some(inner) = json["feature_extractor"].as_object() else { return Ok(None) };
+        let mut processor = Self::from_json(&what, inner)?;
+        let longest = Fields { what: &what, json: &json }.whole("max_audio_len", 0, [1, 1 << 20])?;
+        processor.set_max_seconds(longest);
+        Ok(Some(processor))
+    }
+
+    /// Refuses sounds of more chunks than so many seconds have; 0: none.
+    pub fn set_max_seconds(&mut self, seconds: usize) {
+        if let Kind::Whisper { chunk_seconds } = self.kind
+            && seconds > 0
+        {
+            self.max_seconds = Some((seconds / chunk_seconds * chunk_seconds) as u32);
+        }
     }
 
     /// From the object of such a file; `what` is the file's name in errors.
@@ -94,6 +111,7 @@ impl Processor {
             n_fft: fields.whole("n_fft", 400, [2, 1 << 14])?,
             hop_length: fields.whole("hop_length", 160, [1, 1 << 14])?,
             max_seconds: None,
+            are_chunks_apart: false,
             kind: Kind::Whisper { chunk_seconds: fields.whole("chunk_length", 30, [1, 300])? },
         };
         if !processor.n_fft.is_multiple_of(2) || !processor.chunk_samples().is_multiple_of(processor.hop_length) {

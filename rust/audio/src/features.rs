@@ -15,16 +15,25 @@ pub struct Features {
     pub num_frames: usize,
     /// Chunk after chunk, `[num_frames, num_mel_bins]` each; the last one ends in silence.
     pub chunks: Vec<Vec<f32>>,
+    /// Frames of each that begin within the sound.
+    pub lens: Vec<usize>,
 }
 
 impl Processor {
-    /// How many chunks [`Self::process`] makes of a sound, and frames of each.
-    pub fn chunks_of(&self, sound: &Sound) -> (usize, usize) {
+    /// The chunks that [`Self::process`] makes of a sound, by their frames that begin within it.
+    pub fn frames_of(&self, sound: &Sound) -> Vec<usize> {
         let num_samples = (sound.samples().len() as u64 * u64::from(self.sampling_rate)).div_ceil(u64::from(sound.rate()));
         match &self.kind {
-            Kind::Whisper { .. } => (num_samples.div_ceil(self.chunk_samples() as u64) as usize, self.chunk_frames()),
-            Kind::Gemma4(gemma4) => (1, gemma4.num_frames(num_samples as usize, self.hop_length)),
+            Kind::Whisper { .. } => self.lens(num_samples as usize),
+            Kind::Gemma4(gemma4) => vec![gemma4.num_frames(num_samples as usize, self.hop_length)],
         }
+    }
+
+    /// Frames of the chunks of so many samples that begin within these.
+    fn lens(&self, num_samples: usize) -> Vec<usize> {
+        let of_chunk = self.chunk_samples();
+        let firsts = (0..num_samples).step_by(of_chunk);
+        firsts.map(|first| (num_samples - first).min(of_chunk).div_ceil(self.hop_length)).collect()
     }
 
     /// The features of a sound.
@@ -40,7 +49,7 @@ impl Processor {
         if let Kind::Gemma4(gemma4) = &self.kind {
             return gemma4.process(self, &samples);
         }
-        let num_samples = self.chunk_samples();
+        let (num_samples, lens) = (self.chunk_samples(), self.lens(samples.len()));
         samples.resize(samples.len().next_multiple_of(num_samples), 0.0);
         let num_frames = num_samples / self.hop_length;
         let spectrum = Spectrum::new(self);
@@ -50,8 +59,12 @@ impl Processor {
             values
         };
         let of_chunk = num_frames * self.num_mel_bins;
-        let chunks = frames(&samples).chunks_exact(of_chunk).map(<[f32]>::to_vec).collect();
-        Ok(Features { num_mel_bins: self.num_mel_bins, num_frames, chunks })
+        let chunks = if self.are_chunks_apart {
+            samples.chunks_exact(num_samples).map(frames).collect()
+        } else {
+            frames(&samples).chunks_exact(of_chunk).map(<[f32]>::to_vec).collect()
+        };
+        Ok(Features { num_mel_bins: self.num_mel_bins, num_frames, chunks, lens })
     }
 }
 

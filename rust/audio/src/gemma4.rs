@@ -94,7 +94,15 @@ pub(crate) fn read(fields: &Fields<'_>) -> Result<Processor, SoundError> {
         means,
         deviations,
     };
-    Ok(Processor { num_mel_bins, sampling_rate, n_fft, hop_length, max_seconds: None, kind: Kind::Gemma4(gemma4) })
+    Ok(Processor {
+        num_mel_bins,
+        sampling_rate,
+        n_fft,
+        hop_length,
+        max_seconds: None,
+        are_chunks_apart: false,
+        kind: Kind::Gemma4(gemma4),
+    })
 }
 
 /// A list with a number of each mel bin.
@@ -166,7 +174,7 @@ impl Gemma4 {
                 values.push((((sum + self.floor).ln() - mean) / deviation) as f32);
             }
         }
-        Ok(Features { num_mel_bins, num_frames, chunks: vec![values] })
+        Ok(Features { num_mel_bins, num_frames, chunks: vec![values], lens: vec![num_frames] })
     }
 
     /// A sample of a frame, less a part of the one before it.

@@ -169,7 +169,7 @@ fn place_media(
 ) -> Result<Option<Arc<PromptItems>>, EngineError> {
     let placed = match &shared.media {
         Some(configs) if !media.is_empty() => Some(Arc::new(
-            PromptItems::place(configs, shared.has_rope_axes, media.concat(), token_ids)
+            PromptItems::place(configs, shared.has_rope_axes, &media.concat(), token_ids)
                 .map_err(|error| if token_ids.len() < num_given { cut_media() } else { error })?,
         )),
         _ => source.and_then(|sequence| sequence.origin.items.clone()),

@@ -21,7 +21,8 @@ use super::{
     Encoders,
     config::{
         Arrangement, Body, MediaConfig, MediaProcessor, PatchLayout, Placeholder, Places, Positions, ProjectorConfig,
-        ProjectorGate, ProjectorLayer, ProjectorLayout, ProjectorNorm, Regroup, ResamplerConfig, TowerConfig, TowerNames,
+        ProjectorGate, ProjectorLayer, ProjectorLayout, ProjectorNorm, Regroup, ResamplerConfig, Silence, TowerConfig,
+        TowerNames,
     },
 };
 use crate::{
@@ -46,7 +47,7 @@ const VISION: &str = "vision_config";
 const AUDIO: &str = "audio_config";
 
 /// Every family whose images or sounds are computed.
-const FAMILIES: [Family; 20] = [
+const FAMILIES: [Family; 23] = [
     Family { model_types: &["llava"], key: VISION, is_one: false, read: llava },
     Family { model_types: &["llava_next"], key: VISION, is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], key: VISION, is_one: false, read: idefics2 },
@@ -67,6 +68,9 @@ const FAMILIES: [Family; 20] = [
     Family { model_types: &["llama4"], key: VISION, is_one: false, read: llama4::llama4 },
     Family { model_types: &["phi3_v"], key: VISION, is_one: true, read: phi3::phi3_v },
     Family { model_types: &["voxtral"], key: AUDIO, is_one: false, read: whisper::voxtral },
+    Family { model_types: &["qwen2_audio"], key: AUDIO, is_one: false, read: whisper::qwen2_audio },
+    Family { model_types: &["glmasr"], key: AUDIO, is_one: false, read: whisper::glmasr },
+    Family { model_types: &["audioflamingo3"], key: AUDIO, is_one: false, read: whisper::audioflamingo3 },
 ];
 
 /// The names of all families.
@@ -325,6 +329,7 @@ impl Reader<'_, '_> {
             places: PLACES,
             has_own_file: false,
             processor: self.processor.clone(),
+            silence: Silence::Heard,
         }
     }
 

@@ -33,6 +33,19 @@ pub struct MediaConfig {
     pub has_own_file: bool,
     /// How an image or a sound becomes the encoder's input.
     pub processor: MediaProcessor,
+    /// What becomes of what fills up the last chunk of a sound.
+    pub silence: Silence,
+}
+
+/// What becomes of the silence that fills up the last chunk of a sound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Silence {
+    /// It becomes vectors as all else.
+    Heard,
+    /// Layers do not see its states, and it becomes no vectors.
+    Unseen,
+    /// Layers see its states, and it becomes no vectors.
+    Dropped,
 }
 
 /// What makes hidden states of an encoder's input.
@@ -205,6 +218,15 @@ pub enum Positions {
     Line {
         /// Frames of a chunk.
         len: usize,
+    },
+    /// Rotation of the first elements of each head by the number of a place (GLM-ASR).
+    Turns {
+        /// Frames of a chunk.
+        len: usize,
+        /// Elements of a head that rotate.
+        rotary_dim: usize,
+        /// Base of the frequencies.
+        theta: f64,
     },
     /// Vectors that are added, for tiles of `side` by `side` patches.
     Learned {
@@ -387,6 +409,8 @@ pub enum Regroup {
     Means(usize),
     /// Their mean, over squares of so many by so many.
     MeansOf(usize),
+    /// Their mean, of so many that follow each other in a row.
+    MeansOfRuns(usize),
 }
 
 impl Regroup {
@@ -394,7 +418,7 @@ impl Regroup {
     pub fn sides(self, of_tile: usize) -> [usize; 2] {
         match self {
             Self::Each => [1; 2],
-            Self::Runs(len) => [1, len],
+            Self::Runs(len) | Self::MeansOfRuns(len) => [1, len],
             Self::Squares(side) | Self::Interleaved(side) | Self::MeansOf(side) => [side; 2],
             Self::Means(num) => [of_tile / num.max(1); 2],
         }
@@ -403,7 +427,7 @@ impl Regroup {
     /// Columns of a row, of patches with `hidden` values.
     pub fn columns(self, hidden: usize) -> usize {
         match self {
-            Self::Each | Self::Means(_) | Self::MeansOf(_) => hidden,
+            Self::Each | Self::Means(_) | Self::MeansOf(_) | Self::MeansOfRuns(_) => hidden,
             Self::Runs(len) => hidden * len,
             Self::Squares(side) | Self::Interleaved(side) => hidden * side * side,
         }
@@ -431,8 +455,13 @@ pub enum Arrangement {
 pub enum Placeholder {
     /// The token of the image or the sound, as often as there are vectors.
     Repeated,
-    /// The same behind a text, unless it stands there already (Voxtral).
-    Begun(&'static str),
+    /// The same behind a text and before another, unless they stand there already (Voxtral, Qwen2-Audio).
+    Fringed {
+        /// What they stand behind.
+        before: &'static str,
+        /// What stands behind them.
+        after: &'static str,
+    },
     /// The same between two texts, in place of a text.
     Between {
         /// What is replaced: a special token of the tokenizer, by its id.

@@ -119,7 +119,7 @@ impl Reader<'_, '_> {
 
 impl ConformerConfig {
     /// Places in time that so many frames become.
-    pub(crate) fn num_places(&self, num_frames: usize) -> usize {
+    pub(crate) fn num_places(num_frames: usize) -> usize {
         stem::halved(stem::halved(num_frames))
     }
 
@@ -134,7 +134,7 @@ impl ConformerConfig {
         let halved = stem::halved(self.max_frames).saturating_mul(stem::halved(self.num_mel_bins));
         // What comes out of the first convolution, what the second sees, and a copy where phases read it.
         let of_stem = halved.saturating_mul(2 * self.channels[0]).saturating_add(2 * MAX_ROWS * self.widest());
-        let of_layers = self.num_places(self.max_frames).saturating_mul((2 * FFN_FACTOR + 6) * self.hidden_size);
+        let of_layers = Self::num_places(self.max_frames).saturating_mul((2 * FFN_FACTOR + 6) * self.hidden_size);
         (of_stem.max(of_layers) as u64).saturating_mul(size_of::<f32>() as u64)
     }
 }
@@ -210,7 +210,9 @@ impl Conformer {
     }
 
     fn activate(&self, values: &mut [f32]) {
-        values.iter_mut().for_each(|value| *value = self.config.activation.apply(*value));
+        for value in values {
+            *value = self.config.activation.apply(*value);
+        }
     }
 
     /// The same within the bound of states.
@@ -234,7 +236,9 @@ impl Bounded {
 fn bound(values: &mut [f32], bounds: Option<[f32; 2]>) {
     // Not `clamp`, which ends the process where a file has bounds in the wrong order.
     let Some([least, most]) = bounds else { return };
-    values.iter_mut().for_each(|value| *value = value.max(least).min(most));
+    for value in values {
+        *value = value.max(least).min(most);
+    }
 }
 
 /// The product of rows by a matrix, as many at once as buffers are made for.

@@ -28,7 +28,7 @@ impl ItemLayout {
             return Self { num_rows: 0, of_tiles: Vec::new(), of_tile: [0; 2], tiles: [0; 2], unpadded: [0..0, 0..0] };
         };
         let vectors = |tile: &Tile| {
-            let [height, width] = config.body.patches(tile);
+            let [height, width] = config.vectored(image, tile);
             let [down, across] = config.projector.regroup.sides(height);
             [height / down.max(1), width / across.max(1)]
         };
@@ -150,11 +150,14 @@ const AROUND: &str = "<fake_token_around_image>";
 const WHOLE: &str = "<|image|>";
 
 impl MediaConfig {
-    /// A prompt with all its expansions, in which one of two fences, or beginnings, that meet is left out.
+    /// A prompt with all its expansions, in which one of two fences, or fringes, that meet is left out.
     pub(crate) fn joined(&self, text: String) -> String {
         match self.placeholder {
             Placeholder::Fenced => text.replace(&AROUND.repeat(2), AROUND),
-            Placeholder::Begun(before) => text.replace(&before.repeat(2), before),
+            Placeholder::Fringed { before, after } => {
+                let text = text.replace(&before.repeat(2), before);
+                if after.is_empty() { text } else { text.replace(&after.repeat(2), after) }
+            }
             _ => text,
         }
     }
@@ -173,7 +176,7 @@ impl MediaConfig {
     pub(crate) fn expansion_of_chunks<'a>(&self, tokenizer: &Tokenizer, chunks: impl Iterator<Item = &'a ItemLayout>) -> String {
         let tokens = tokenizer.token_text(self.token_id).repeat(chunks.map(|chunk| chunk.num_rows).sum());
         match self.placeholder {
-            Placeholder::Begun(before) => before.to_owned() + &tokens,
+            Placeholder::Fringed { before, after } => [before, &tokens, after].concat(),
             Placeholder::Enclosed { before, after } => {
                 [tokenizer.token_text(before), tokens, tokenizer.token_text(after)].concat()
             }
@@ -190,7 +193,7 @@ impl MediaConfig {
                 let tiles: Vec<_> = image.of_tiles.iter().map(|rows| token.repeat(*rows)).collect();
                 format!("{AROUND}{}{AROUND}", tiles.join(AROUND))
             }
-            Placeholder::Repeated | Placeholder::Begun(_) => token.repeat(image.num_rows),
+            Placeholder::Repeated | Placeholder::Fringed { .. } => token.repeat(image.num_rows),
             Placeholder::Enclosed { before, after } => {
                 let [before, after] = [*before, *after].map(|id| tokenizer.token_text(id));
                 format!("{before}{}{after}", token.repeat(image.num_rows))

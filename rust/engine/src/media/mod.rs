@@ -38,7 +38,7 @@ pub(crate) use layout::ItemLayout;
 pub(crate) use weights::TowerWeights;
 
 use crate::{EngineError, Media, MediaKind};
-use config::{Arrangement, Body, MediaProcessor, TowerConfig};
+use config::{Arrangement, Body, ConformerConfig, MediaProcessor, Silence, TowerConfig};
 use conformer::Conformer;
 use grid::Grid;
 use projector::Projector;
@@ -109,20 +109,23 @@ impl PromptItem {
     pub(crate) fn num_rows(configs: &Encoders<MediaConfig>, media: &Media) -> usize {
         let (Media::Sound(sound), Some(config)) = (media, configs.get(MediaKind::Sound)) else { return 0 };
         let MediaProcessor::Sounds(processor) = &config.processor else { return 0 };
-        let (num_chunks, num_frames) = processor.chunks_of(sound);
-        let tile = Tile { height: 1, width: num_frames, pixels: Vec::new() };
-        let chunk = Processed { tiles: vec![tile], original: (1, num_frames), grid: (0, 0), whole: 0 };
-        num_chunks.saturating_mul(ItemLayout::new(config, &chunk).num_rows)
+        let rows = |len: usize| {
+            let num_frames = if processor.chunk_frames() > 0 { processor.chunk_frames() } else { len };
+            ItemLayout::new(config, &chunk_of(Vec::new(), num_frames, len)).num_rows
+        };
+        processor.frames_of(sound).into_iter().map(rows).fold(0, usize::saturating_add)
     }
 
     /// The chunks of a sound. Equal ones have equal keys, in whatever sound they are.
     fn chunks(config: &MediaConfig, processor: &audio::Processor, sound: &Sound) -> Result<Vec<Arc<Self>>, EngineError> {
         let features = processor.process(sound).map_err(|why| EngineError::InvalidArgument(format!("a sound: {why}")))?;
         let identity = processor.identity();
-        let item = |values: Vec<f32>| {
-            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let item = |(values, len): (Vec<f32>, usize)| {
+            let processed = chunk_of(values, features.num_frames, len);
+            let layout = ItemLayout::new(config, &processed);
+            let bytes: Vec<u8> = processed.tiles[0].pixels.iter().flat_map(|value| value.to_le_bytes()).collect();
             let item = EncoderItem {
-                dimensions: &[features.num_frames, features.num_mel_bins],
+                dimensions: &[features.num_frames, features.num_mel_bins, layout.num_rows],
                 mode: "log-mel",
                 processor: &identity,
                 tower: &[],
@@ -130,12 +133,16 @@ impl PromptItem {
                 content: EncoderContent::Samples(&bytes),
             };
             let key = item.key(&KEY);
-            let tile = Tile { height: 1, width: features.num_frames, pixels: values };
-            let processed = Processed { tiles: vec![tile], original: (1, features.num_frames), grid: (0, 0), whole: 0 };
-            let layout = ItemLayout::new(config, &processed);
             Arc::new(Self { kind: MediaKind::Sound, token_id: config.token_id, layout, processed, key })
         };
-        Ok(features.chunks.into_iter().map(item).collect())
+        let items = features.chunks.into_iter().zip(features.lens).map(item);
+        // What is left over of a sound may be too short for a vector.
+        let items: Vec<_> = items.filter(|item: &Arc<Self>| item.layout.num_rows > 0).collect();
+        if items.is_empty() {
+            let text = format!("a sound of {} samples is too short to become a vector", sound.samples().len());
+            return Err(EngineError::InvalidArgument(text));
+        }
+        Ok(items)
     }
 
     fn image(config: &MediaConfig, processor: &images::Processor, image: &RgbImage) -> Result<Arc<Self>, EngineError> {
@@ -159,6 +166,12 @@ impl PromptItem {
         let (kind, token_id) = (MediaKind::Image, config.token_id);
         Ok(Arc::new(Self { kind, token_id, processed, layout, key: item.key(&KEY) }))
     }
+}
+
+/// A chunk of a sound as a tile of one row, of which so many frames are the sound's.
+fn chunk_of(values: Vec<f32>, num_frames: usize, len: usize) -> Processed {
+    let tile = Tile { height: 1, width: num_frames, pixels: values };
+    Processed { tiles: vec![tile], original: (1, len), grid: (0, 0), whole: 0 }
 }
 
 /// What makes vectors of the decoder's width of the tower's states.
@@ -233,7 +246,7 @@ impl MediaEncoder {
     /// decoder's first layers.
     pub(crate) fn encode(&mut self, backend: &dyn Backend, item: &PromptItem) -> Result<Vec<f32>, EngineError> {
         let tiles = &item.processed.tiles;
-        let grids: Vec<_> = tiles.iter().map(|tile| self.config.body.grid(tile)).collect();
+        let grids: Vec<_> = tiles.iter().map(|tile| self.config.grid(&item.processed, tile)).collect();
         let taken: Vec<_> = self.config.deep.iter().map(|deep| deep.layer).collect();
         let mut states = match &mut self.body {
             LoadedBody::Tower(tower) => {
@@ -250,7 +263,7 @@ impl MediaEncoder {
         for (states, grid) in states.iter_mut().zip(&grids) {
             let last = &mut states[taken.len()];
             outputs.push(match &self.connector {
-                Connector::Projector(projector) => projector.run(backend, last, grid)?,
+                Connector::Projector(projector) => self.config.kept(projector.run(backend, last, grid)?, &item.layout),
                 Connector::Resampler(resampler) => resampler.run(backend, last)?,
             });
         }
@@ -301,21 +314,40 @@ impl Body {
     }
 
     /// Rows and columns of places of a tile; of a sound's frames one row.
-    pub(crate) fn patches(&self, tile: &Tile) -> [usize; 2] {
+    fn patches(&self, tile: &Tile) -> [usize; 2] {
         match self {
             Self::Tower(tower) => tower.patches(tile),
-            Self::Conformer(conformer) => [tile.height, conformer.num_places(tile.width)],
+            Self::Conformer(_) => [tile.height, ConformerConfig::num_places(tile.width)],
         }
-    }
-
-    /// The grid of a tile.
-    fn grid(&self, tile: &Tile) -> Grid {
-        let windows = if let Self::Tower(tower) = self { tower.windows.as_ref() } else { None };
-        Grid::new(self.patches(tile), windows)
     }
 }
 
 impl MediaConfig {
+    /// The places of a tile that become vectors.
+    fn vectored(&self, item: &Processed, tile: &Tile) -> [usize; 2] {
+        match self.silence {
+            Silence::Heard => self.body.patches(tile),
+            Silence::Unseen | Silence::Dropped => {
+                self.body.patches(&Tile { height: 1, width: item.original.1.min(tile.width), pixels: Vec::new() })
+            }
+        }
+    }
+
+    /// The grid of what layers see of a tile.
+    fn grid(&self, item: &Processed, tile: &Tile) -> Grid {
+        let patches = if self.silence == Silence::Unseen { self.vectored(item, tile) } else { self.body.patches(tile) };
+        Grid::new(patches, self.tower().and_then(|tower| tower.windows.as_ref()))
+    }
+
+    /// The first of a chunk's vectors: as many as it has in a prompt.
+    fn kept(&self, mut vectors: Vec<f32>, layout: &ItemLayout) -> Vec<f32> {
+        if self.silence == Silence::Dropped {
+            let hidden = self.projector.layers.last().map_or(0, |layer| layer.out_features);
+            vectors.truncate(layout.num_rows * hidden);
+        }
+        vectors
+    }
+
     /// The transformer that makes its states, if it is one.
     pub(crate) fn tower(&self) -> Option<&TowerConfig> {
         if let Body::Tower(tower) = &self.body { Some(tower) } else { None }

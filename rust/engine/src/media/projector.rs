@@ -135,7 +135,7 @@ fn regroup(regroup: Regroup, hidden: &[f32], grid: &Grid) -> Vec<f32> {
         match regroup {
             Regroup::Each | Regroup::Runs(_) | Regroup::Squares(_) => square().for_each(|patch| out.extend_from_slice(patch)),
             Regroup::Interleaved(_) => out.extend((0..cols).flat_map(|col| square().map(move |patch| patch[col]))),
-            Regroup::Means(_) | Regroup::MeansOf(_) => out.extend((0..cols).map(|col| {
+            Regroup::Means(_) | Regroup::MeansOf(_) | Regroup::MeansOfRuns(_) => out.extend((0..cols).map(|col| {
                 let sum: f32 = square().map(|patch| patch[col]).sum();
                 sum / (down * across) as f32
             })),
@@ -156,6 +156,7 @@ mod tests {
         assert_eq!(regroup(Regroup::Each, &hidden, &grid), hidden);
         assert_eq!(regroup(Regroup::Squares(2), &hidden, &grid)[..8], [0.0, 0.0, 1.0, 1.0, 10.0, 100.0, 11.0, 101.0]);
         assert_eq!(regroup(Regroup::Runs(4), &hidden, &grid), hidden);
+        assert_eq!(regroup(Regroup::MeansOfRuns(2), &hidden, &grid)[..4], [0.5, 0.5, 2.5, 2.5]);
         assert_eq!(regroup(Regroup::Interleaved(2), &hidden, &grid)[8..], [2.0, 3.0, 12.0, 13.0, 2.0, 3.0, 102.0, 103.0]);
         assert_eq!(regroup(Regroup::Means(1), &hidden, &grid), [5.5, 50.5, 7.5, 52.5]);
     }

@@ -37,7 +37,7 @@ impl PromptItems {
     pub(crate) fn place(
         configs: &Encoders<MediaConfig>,
         has_axes: bool,
-        items: Vec<Arc<PromptItem>>,
+        items: &[Arc<PromptItem>],
         token_ids: &[u32],
     ) -> Result<Self, EngineError> {
         let mut placed = Vec::with_capacity(items.len());

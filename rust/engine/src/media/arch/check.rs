@@ -63,8 +63,16 @@ impl MediaConfig {
             {
                 return Err(format!("has tiles of {side} patches a side; it must be from 1 to 4096"));
             }
-            Positions::Line { len } if !(1..=MAX_ROWS).contains(&len) => {
+            Positions::Line { len } | Positions::Turns { len, .. } if !(1..=MAX_ROWS).contains(&len) => {
                 return Err(format!("has {len} positions of a chunk; they must be from 1 to {MAX_ROWS}"));
+            }
+            Positions::Turns { rotary_dim, theta, .. }
+                if rotary_dim > head_dim
+                    || !rotary_dim.is_multiple_of(2)
+                    || rotary_dim == 0
+                    || !(theta > 0.0 && theta.is_finite()) =>
+            {
+                return Err(format!("has heads of {head_dim} elements, of which {rotary_dim} do not rotate"));
             }
             Positions::Axes { side, .. } if !(1..=1 << 16).contains(&side) => {
                 return Err(format!("has positions of {side} patches a side; it must be from 1 to 65536"));
@@ -77,7 +85,8 @@ impl MediaConfig {
             | Regroup::Squares(side)
             | Regroup::Interleaved(side)
             | Regroup::Means(side)
-            | Regroup::MeansOf(side) => side,
+            | Regroup::MeansOf(side)
+            | Regroup::MeansOfRuns(side) => side,
         };
         if !(1..=64).contains(&side) {
             return Err(format!("puts {side} patches a side together; it must be from 1 to 64"));
@@ -118,7 +127,7 @@ fn check_conformer(conformer: &ConformerConfig) -> Result<(), String> {
         return Err(format!("has a width of {hidden_size}, not a multiple of 2 and of {num_heads} heads"));
     }
     let caps = [conformer.score_cap, conformer.state_cap];
-    if !caps.iter().all(|cap| *cap > 0.0) || !conformer.ffn_scale.is_finite() || !(conformer.eps > 0.0) {
+    if !caps.iter().all(|cap| *cap > 0.0) || !conformer.ffn_scale.is_finite() || conformer.eps.is_nan() || conformer.eps <= 0.0 {
         return Err("has bounds, a scale or an epsilon that are no positive numbers".into());
     }
     Ok(())

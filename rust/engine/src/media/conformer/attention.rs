@@ -84,7 +84,9 @@ impl Attention {
             })
             .collect();
         let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        scores.iter_mut().for_each(|score| *score = (*score - most).exp());
+        for score in &mut scores {
+            *score = (*score - most).exp();
+        }
         let sum: f32 = scores.iter().sum();
         for (other, score) in seen.zip(scores) {
             out.iter_mut().zip(&rows.v[part(other)]).for_each(|(out, v)| *out += score / sum * v);

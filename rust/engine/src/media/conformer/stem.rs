@@ -63,7 +63,9 @@ impl Stem {
             }
             for row in out.chunks_exact_mut(linear.out_features) {
                 norm.apply(row);
-                row.iter_mut().for_each(|value| *value = value.max(0.0));
+                for value in row {
+                    *value = value.max(0.0);
+                }
             }
             (values, channels) = (out, linear.out_features);
             plane = Plane { height: halved(plane.height), width: halved(plane.width) };
