@@ -365,10 +365,98 @@ fn a_configuration_that_makes_no_sense_is_refused_by_its_key() {
         ("preprocessor_config.json", "Whisper", "Clap", "ClapFeatureExtractor"),
         ("preprocessor_config.json", "\"hop_length\": 160", "\"hop_length\": 320", "twice the positions"),
     ];
-    for (file, from, to, part) in refused {
-        let copy = edited(&dir("voxtral"), file, from, to);
+    let refused = refused.map(|(file, from, to, part)| ("voxtral", file, from, to, part)).into_iter();
+    let others = [
+        ("gemma4", "config.json", "context_left\":5", "context_left\":1", "attention_context_left"),
+        (
+            "gemma4",
+            "config.json",
+            "logit_cap\":3.0",
+            "logit_cap\":3.0,\"attention_invalid_logits_value\":-9",
+            "invalid_logits_value",
+        ),
+        ("gemma4", "config.json", "_channels\":[16,4]", "_channels\":[16]", "subsampling_conv_channels"),
+        ("gemma4", "config.json", "_channels\":[16,4]", "_channels\":[16,5]", "subsample_conv_projection"),
+        ("gemma4", "config.json", "logit_cap\":3.0", "logit_cap\":0.0", "no positive numbers"),
+        ("gemma4", "config.json", "kernel_size\":3", "kernel_size\":0", "a width of convolutions of 0"),
+        ("gemma4", "config.json", "attention_heads\":3", "attention_heads\":5", "of 5 heads"),
+        ("gemma4", "config.json", "audio_token_id\":28", "audio_token_id\":48", "stands for images"),
+        ("gemma4", "config.json", "\"boa_token_id\":29,", "", "boa_token_id"),
+        ("gemma4", "processor_config.json", "Gemma4Audio", "Whisper", "goes with features of Gemma4AudioFeatureExtractor"),
+        ("gemma4", "processor_config.json", "\"feature_extractor\"", "\"no\"", "preprocessor_config.json"),
+        ("glmasr", "config.json", "intermediate_size\":128", "intermediate_size\":64", "4 times the width"),
+        ("glmasr", "config.json", "rope_type\":\"default\",\"rope_theta\":10000.0,\"p", "rope_type\":\"yarn\",\"p", "`yarn`"),
+        ("glmasr", "config.json", "rotary_factor\":0.5", "rotary_factor\":1.5", "partial_rotary_factor"),
+        ("qwen2_audio", "config.json", "\"audio_token_index\":28,", "", "audio_token_index"),
+        ("audioflamingo3", "config.json", "max_source_positions\":50", "max_source_positions\":60", "twice the positions"),
+    ];
+    for (name, file, from, to, part) in refused.chain(others) {
+        let copy = edited(&dir(name), file, from, to);
         let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
         let error = Engine::load(&source, &config(), &|_| {}).err().unwrap().to_string();
         assert!(error.contains(part), "{error}");
     }
+}
+
+/// What config.json does not describe is not loaded, and asked for not given.
+#[test]
+fn one_of_two_encoders_may_be_missing() {
+    let text = std::fs::read_to_string(dir(SEEING).join("config.json")).unwrap();
+    let whole: Value = serde_json::from_str(&text).unwrap();
+    for (key, kind, refused) in
+        [("vision_config", MediaKind::Sound, image()), ("audio_config", MediaKind::Image, sound("a", 9000))]
+    {
+        let copy = edited(&dir(SEEING), "chat_template.jinja", "<|im_start|>", "<|im_start|>");
+        let mut config_of_one = whole.clone();
+        config_of_one[key] = Value::Null;
+        std::fs::write(copy.path().join("config.json"), config_of_one.to_string()).unwrap();
+        let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
+        let engine = Engine::load(&source, &config(), &|_| {}).unwrap();
+        assert_eq!(engine.media_kinds(), [kind]);
+        let part = refused.kind().part_type();
+        let error = engine.submit(about(refused, vec![json!({ "type": part })])).err().unwrap().to_string();
+        assert!(error.contains("this model takes"), "{error}");
+    }
+    let neither =
+        edited(&dir(SEEING), "config.json", "_config\":{\"model_type\":\"gemma4_", "_other\":{\"model_type\":\"gemma4_");
+    let source = ModelSource::HuggingFace { path: neither.path().to_owned(), tokenizer_json: None };
+    assert!(Engine::load(&source, &config(), &|_| {}).is_err());
+}
+
+#[test]
+fn sounds_are_counted_where_the_folder_has_no_template_of_them() {
+    let case = &golden("qwen2_audio").cases[1];
+    let text = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nfirst\
+                Audio 1: <|audio_bos|>*<|audio_eos|>\nthen aAudio 2: <|audio_bos|>*<|audio_eos|>\n<|im_end|>\n<|im_start|>assistant\n";
+    for template in [None, Some("{% for m in messages %}{{ m['content'] }}{% endfor %}")] {
+        let copy = edited(&dir("qwen2_audio"), "chat_template.jinja", "<|im_start|>", "<|im_start|>");
+        let file = copy.path().join("chat_template.jinja");
+        match template {
+            None => std::fs::remove_file(file).unwrap(),
+            Some(text) => std::fs::write(file, text).unwrap(),
+        }
+        let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
+        let engine = Engine::load(&source, &config(), &|_| {}).unwrap();
+        let Prompt::Chat { messages, options } = request(case).prompt else { unreachable!() };
+        let (rendered, _) = engine.render_chat(&messages, &options).unwrap();
+        let mut short = rendered.replace("<|AUDIO|>", "*");
+        while short.contains("**") {
+            short = short.replace("**", "*");
+        }
+        assert_eq!(short, text);
+    }
+}
+
+#[test]
+fn sounds_that_a_model_was_not_trained_for_are_refused() {
+    let fails = |name: &str, len: usize, part: &str| {
+        let engine = engine(name, &config());
+        let error = engine.submit(about(sound("a", len), vec![json!({ "type": "audio" })])).err().unwrap().to_string();
+        assert!(error.contains(part), "{name}: {error}");
+    };
+    fails("qwen2_audio", 16_001, "longer than the 1 seconds");
+    fails("gemma4", 480_001, "longer than the 30 seconds");
+    fails("gemma4", 160, "a frame needs 161");
+    fails("glmasr", 600, "too short to become a vector");
+    fails("qwen2_audio", 300, "too short to become a vector");
 }

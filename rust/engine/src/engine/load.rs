@@ -423,7 +423,7 @@ fn load_draft(
 
 fn warn_of_senses(files: &ModelFiles) {
     if files.leaves_out_senses() {
-        tracing::warn!("only the language model is computed, and images and sounds are not: Which.MultimodalPlain takes images");
+        tracing::warn!("only the language model is computed, and images and sounds are not: Which.MultimodalPlain takes them");
     }
 }
 

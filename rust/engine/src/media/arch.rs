@@ -12,6 +12,8 @@ mod phi3;
 mod qwen;
 mod whisper;
 
+pub(super) use whisper::{QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE};
+
 use std::path::Path;
 
 use device::{Activation, NormKind};

@@ -1,6 +1,9 @@
 //! What a model has one of for images, or for sounds, or one of each.
 
-use super::MediaConfig;
+use super::{
+    MediaConfig,
+    arch::{QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE},
+};
 use crate::MediaKind;
 
 /// One for images, one for sounds, or both.
@@ -70,6 +73,11 @@ impl Encoders<MediaConfig> {
     /// What they take, in words.
     pub(crate) fn takes(&self) -> String {
         self.kinds().into_iter().map(MediaKind::plural).collect::<Vec<_>>().join(" and ")
+    }
+
+    /// The chat template of a family whose folders have one of texts, or none: it stands where theirs names no sounds.
+    pub(crate) fn chat_template(&self) -> Option<&'static str> {
+        self.get(MediaKind::Sound).filter(|config| config.architecture == QWEN2_AUDIO).map(|_| QWEN2_AUDIO_TEMPLATE)
     }
 
     /// The one whose rows see each other in the decoder, if there is one.

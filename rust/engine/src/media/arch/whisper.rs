@@ -130,9 +130,31 @@ fn apart(mut config: MediaConfig, seconds: usize) -> MediaConfig {
     config
 }
 
+/// The architecture whose folders have a chat template of texts, or none.
+pub(in crate::media) const QWEN2_AUDIO: &str = "qwen2_audio";
+
+/// Its chat template, as it was trained: sounds are counted over the whole conversation.
+pub(in crate::media) const QWEN2_AUDIO_TEMPLATE: &str = r"{%- set sounds = namespace(count=0) -%}
+{%- for message in messages -%}
+{%- if loop.first and message['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif -%}
+{{- '<|im_start|>' ~ message['role'] ~ '\n' -}}
+{%- if message['content'] is string -%}
+{{- message['content'] -}}
+{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'audio' -%}
+{%- set sounds.count = sounds.count + 1 -%}
+{{- 'Audio ' ~ sounds.count ~ ': <|audio_bos|><|AUDIO|><|audio_eos|>\n' -}}
+{%- else %}{{ part['text'] }}{% endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}";
+
 /// Qwen2-Audio (arXiv:2407.10759), which hears one chunk.
 pub(super) fn qwen2_audio(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
-    let mut config = pooled(reader, "qwen2_audio", vec![reader.last("multi_modal_projector.linear")])?;
+    let mut config = pooled(reader, QWEN2_AUDIO, vec![reader.last("multi_modal_projector.linear")])?;
     if let MediaProcessor::Sounds(audio::Processor { kind: audio::Kind::Whisper { chunk_seconds }, max_seconds, .. }) =
         &mut config.processor
     {
