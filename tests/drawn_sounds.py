@@ -405,7 +405,7 @@ class Gemma4:
         given = self.extractor([samples(name, count) for name, count in sounds], return_tensors="pt")
         inputs = {"input_features": given["input_features"], "input_features_mask": given["input_features_mask"]}
         for name, count in sounds:
-            num_places = -(-(-(-len(self.features(name, count)) // 2)) // 2)
+            num_places = (len(self.features(name, count)) + 3) // 4
             text = text.replace("<|AUDIO|>", f"<|audio_bos|>{'<|audio|>' * num_places}<|audio_eos|>", 1)
         if "<|image_pad|>" in text:
             seen = self.images(images=[Image.open(GOLDEN / IMAGE)], return_tensors="pt")

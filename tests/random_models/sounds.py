@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy
 import torch
+import transformers
 from common import (
     EXACT,
     Answer,
@@ -28,7 +30,7 @@ from goldens import GOLDEN
 from images import draw_image
 from PIL import Image
 from text import draw_layers
-from transformers import AutoImageProcessor, AutoModelForMultimodalLM, Gemma4AudioFeatureExtractor, WhisperFeatureExtractor
+from transformers import AutoImageProcessor, Gemma4AudioFeatureExtractor, WhisperFeatureExtractor
 
 from mistral_paged import ChatCompletionRequest, Runner, Which
 
@@ -76,6 +78,37 @@ def draw_voxtral(case: Case, config: Config) -> None:
     write_json(case.folder / "preprocessor_config.json", extractor)
 
 
+def draw_pooled(case: Case, config: Config) -> None:
+    """The same of an encoder whose states become vectors by twos."""
+    rng, audio = case.random, config["audio_config"]
+    seconds, bins, heads = rng.choice([1, 2]), rng.choice([8, 13, 40, 80]), rng.choice([1, 2, 3, 4])
+    names = {"hidden_size": "d_model", "intermediate_size": "encoder_ffn_dim", "num_hidden_layers": "encoder_layers"}
+    names["num_attention_heads"] = "encoder_attention_heads"
+    sizes = {"hidden_size": heads * rng.choice(ENCODER_HEAD_WIDTHS), "intermediate_size": rng.choice([32, 48])}
+    sizes |= {"num_attention_heads": heads, "num_hidden_layers": rng.randint(1, 3)}
+    audio |= {names[key] if names[key] in audio else key: value for key, value in sizes.items()}
+    audio |= {"num_mel_bins": bins, "max_source_positions": seconds * FRAMES_A_SECOND // 2}
+    if "projector_hidden_act" in config:
+        config["projector_hidden_act"] = rng.choice(["gelu", "gelu_pytorch_tanh", "silu"])
+        config["projector_bias"] = rng.random() < 0.7
+    extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": bins, "chunk_length": seconds}
+    write_json(case.folder / "preprocessor_config.json", extractor)
+
+
+def draw_glmasr(case: Case, config: Config) -> None:
+    """The encoder, whose heads rotate in part."""
+    rng, audio = case.random, config["audio_config"]
+    seconds, bins, heads = rng.choice([2, 4]), rng.choice([8, 13, 40, 80]), rng.choice([1, 2, 3, 4])
+    width = heads * rng.choice([8, 16, 24, 64])
+    audio |= {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": heads}
+    audio |= {"num_key_value_heads": heads, "num_hidden_layers": rng.randint(1, 3), "num_mel_bins": bins}
+    audio["hidden_act"] = rng.choice(["gelu", "gelu", "silu"])
+    audio["rope_parameters"] |= {"partial_rotary_factor": rng.choice([0.25, 0.5, 1.0]), "rope_theta": rng.choice([500.0, 1e4])}
+    config["projector_hidden_act"] = rng.choice(["gelu", "gelu_pytorch_tanh", "silu"])
+    extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": bins, "chunk_length": seconds}
+    write_json(case.folder / "preprocessor_config.json", extractor)
+
+
 def draw_gemma4(case: Case, config: Config) -> None:
     """The conformer, and features in all the ways in which they may be made."""
     rng, audio, text = case.random, config["audio_config"], config["text_config"]
@@ -103,15 +136,38 @@ def draw_gemma4(case: Case, config: Config) -> None:
     write_json(case.folder / "processor_config.json", processor)
 
 
-DRAWS: dict[str, Callable[[Case, Config], None]] = {"voxtral": draw_voxtral, "gemma4": draw_gemma4}
+DRAWS: dict[str, Callable[[Case, Config], None]] = {
+    "voxtral": draw_voxtral,
+    "gemma4": draw_gemma4,
+    "qwen2_audio": draw_pooled,
+    "audioflamingo3": draw_pooled,
+    "glmasr": draw_glmasr,
+}
 """What only some families have, in the configuration and in those of the processors."""
 SEEING = {"gemma4"}
 """Families whose models see as well."""
+MASKS = {"qwen2_audio": "feature_attention_mask", "audioflamingo3": "input_features_mask", "glmasr": "input_features_mask"}
+"""What tells a reference which frames are of sounds, where chunks become features each for itself."""
+ONE_CHUNK = {"qwen2_audio"}
+"""Families that hear no more."""
 
 
-def draw_sound(rng: Random) -> numpy.ndarray:
+class Auto:
+    """Loads a model by the class that its configuration names, for not all have a place among the automatic ones."""
+
+    @staticmethod
+    def from_config(config: Any, **options: Any) -> Any:
+        return getattr(transformers, config.architectures[0])._from_config(config, **options)
+
+    @staticmethod
+    def from_pretrained(folder: Path, **options: Any) -> Any:
+        name = transformers.AutoConfig.from_pretrained(folder).architectures[0]
+        return getattr(transformers, name).from_pretrained(folder, **options)
+
+
+def draw_sound(rng: Random, most: int = 4 * RATE) -> numpy.ndarray:
     """Tones with noise, up to several chunks long."""
-    time = numpy.arange(rng.randint(1000, 4 * RATE)) / RATE
+    time = numpy.arange(rng.randint(1500, most)) / RATE
     noise = numpy.random.RandomState(rng.randrange(1 << 30)).randn(len(time))
     tones = sum(numpy.sin(2 * numpy.pi * rng.randint(60, 3000) * time) for _ in range(3))
     return (rng.choice([0.02, 0.3]) * tones + rng.choice([0.001, 0.05]) * noise).astype(numpy.float32)
@@ -122,9 +178,12 @@ def draw_messages(case: Case) -> tuple[list[Config], list[numpy.ndarray], list[I
     rng = case.random
     kinds = ["audio"] * rng.choice([1, 1, 2]) + ["image"] * (case.family in SEEING and rng.random() < 0.5)
     rng.shuffle(kinds)
+    most = 4 * RATE
+    if case.family in ONE_CHUNK:
+        most = read_json(case.folder / "preprocessor_config.json")["chunk_length"] * RATE
     content: list[Config] = []
     for kind in kinds:
-        sound = {"type": "audio", "audio": draw_sound(rng), "rate": RATE}
+        sound = {"type": "audio", "audio": draw_sound(rng, most), "rate": RATE}
         content.append(sound if kind == "audio" else {"type": "image", "image": draw_image(rng)})
         if rng.random() < 0.5:
             content.append({"type": "text", "text": rng.choice(["and the other", "see", "then a"])})
@@ -144,6 +203,15 @@ def whisper_inputs(case: Case, sounds: list[numpy.ndarray]) -> dict[str, torch.T
     return {"input_features": torch.cat(all_chunks)}
 
 
+def masked_inputs(case: Case, sounds: list[numpy.ndarray]) -> dict[str, torch.Tensor]:
+    """The same, each chunk for itself, and which frames are of sounds."""
+    extractor = WhisperFeatureExtractor.from_pretrained(case.folder)
+    length = extractor.n_samples
+    chunks = [sound[at : at + length] for sound in sounds for at in range(0, len(sound), length)]
+    given = extractor(chunks, sampling_rate=RATE, return_attention_mask=True, return_tensors="pt")
+    return {"input_features": given["input_features"], MASKS[case.family]: given["attention_mask"]}
+
+
 def gemma4_inputs(case: Case, sounds: list[numpy.ndarray]) -> dict[str, torch.Tensor]:
     """All sounds, as long as the longest, and which frames are theirs."""
     extractor = read_json(case.folder / "processor_config.json")["feature_extractor"]
@@ -151,8 +219,12 @@ def gemma4_inputs(case: Case, sounds: list[numpy.ndarray]) -> dict[str, torch.Te
     return {name: given[name] for name in ("input_features", "input_features_mask")}
 
 
-def inputs_of(case: Case, sounds: list[numpy.ndarray], images: list[Image.Image], token_ids: list[int]) -> dict[str, torch.Tensor]:
+def inputs_of(
+    case: Case, sounds: list[numpy.ndarray], images: list[Image.Image], token_ids: list[int]
+) -> dict[str, torch.Tensor]:
     """What the reference is to be given beside the tokens."""
+    if case.family in MASKS:
+        return masked_inputs(case, sounds)
     if case.family not in SEEING:
         return whisper_inputs(case, sounds)
     inputs = gemma4_inputs(case, sounds)
@@ -169,7 +241,8 @@ def engine_answer(case: Case, runner: Runner) -> Answer:
     request = ChatCompletionRequest(messages, "m", max_tokens=6, temperature=0, ignore_eos=True, logprobs=True, top_logprobs=20)
     entries = runner.send_chat_completion_request(request).choices[0].logprobs.content
     # From a token of a sound on, for which there is no sound, a reference refuses the sequence.
-    tokens = {case.configuration.get(f"{kind}_token_id") for kind in ("audio", "image", "video")}
+    keys = ("audio_token_id", "audio_token_index", "image_token_id", "video_token_id")
+    tokens = {case.configuration[key] for key in keys if key in case.configuration}
     known = next((place for place, entry in enumerate(entries) if entry.token_id in tokens), len(entries) - 1)
     answer = answer_of_continuation(runner.tokenize_text(messages), entries[: known + 1])
     answer.inputs = inputs_of(case, sounds, images, answer.token_ids)
@@ -181,8 +254,8 @@ MESSAGES = 3
 
 def compare(case: Case) -> Comparison:
     """One model of the family, with some messages, against Transformers."""
-    model = draw_model(case, lambda: draw_config(case), AutoModelForMultimodalLM)
+    model = draw_model(case, lambda: draw_config(case), Auto)
     save_model(case, model, case.random.random() < 0.5)
     runner = load_engine(case, Which.MultimodalPlain(str(case.folder), dtype=EXACT))
     answers = [engine_answer(case, runner) for _ in range(MESSAGES)]
-    return compare_answers(load_reference(case.folder, AutoModelForMultimodalLM), answers)
+    return compare_answers(load_reference(case.folder, Auto), answers)
