@@ -111,8 +111,8 @@ impl<'a> TowerWeights<'a> {
         self.keep(weight, &of_floats(&values, rows, cols)?, bias)
     }
 
-    /// The same with the channels of each place of a square together, and zeros up to a multiple of the columns that a GPU takes at
-    /// once. It has `channels` of them.
+    /// The same of `channels`, with those of each place of a square together, and zeros up to a multiple of the columns that a
+    /// GPU takes at once.
     pub(crate) fn over_squares(&mut self, name: &str, [rows, channels]: [usize; 2], side: usize) -> Result<Linear, EngineError> {
         let (weight, area) = (format!("{name}.weight"), side * side);
         let stored = self.values(&weight, &[rows, channels, side, side])?;

@@ -116,18 +116,19 @@ fn check_conformer(conformer: &ConformerConfig) -> Result<(), String> {
         ("a first number of channels", channels[0], 4096),
         ("a second number of channels", channels[1], 4096),
         ("a width of convolutions", conformer.kernel_size, 1024),
-        ("an attention chunk", conformer.chunk_size, 4096),
-        ("a reach to the left", conformer.left, 4096),
+        ("an attention chunk", conformer.chunk_size, 1024),
+        ("a reach to the left", conformer.left, 1024),
         ("an output width", conformer.out_features, MAX_SIZE),
     ])?;
-    if conformer.right > 4096 {
-        return Err(format!("has a reach to the right of {}; it must be from 0 to 4096", conformer.right));
+    if conformer.right > 1024 {
+        return Err(format!("has a reach to the right of {}; it must be from 0 to 1024", conformer.right));
     }
     if !hidden_size.is_multiple_of(num_heads) || !hidden_size.is_multiple_of(2) {
         return Err(format!("has a width of {hidden_size}, not a multiple of 2 and of {num_heads} heads"));
     }
-    let caps = [conformer.score_cap, conformer.state_cap];
-    if !caps.iter().all(|cap| *cap > 0.0) || !conformer.ffn_scale.is_finite() || conformer.eps.is_nan() || conformer.eps <= 0.0 {
+    // Scores are divided by theirs; there may be as good as none of states.
+    let positive = [conformer.score_cap, conformer.state_cap, conformer.eps];
+    if !positive.iter().all(|value| *value > 0.0) || !conformer.score_cap.is_finite() || !conformer.ffn_scale.is_finite() {
         return Err("has bounds, a scale or an epsilon that are no positive numbers".into());
     }
     Ok(())

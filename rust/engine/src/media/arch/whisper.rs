@@ -47,7 +47,12 @@ const OLDER: [(&str, &str); 4] = [
 /// What makes features of sounds, as the folder says.
 pub(super) fn processor(folder: &Path) -> Result<MediaProcessor, EngineError> {
     let processor = audio::Processor::from_folder(folder).map_err(|why| EngineError::Load(why.to_string()))?;
-    processor.map(MediaProcessor::Sounds).ok_or_else(|| super::no_processor(folder))
+    processor.map(MediaProcessor::Sounds).ok_or_else(|| {
+        let folder = folder.display();
+        EngineError::Load(format!(
+            "{folder}: neither processor_config.json (feature_extractor) nor preprocessor_config.json says how features are made"
+        ))
+    })
 }
 
 /// A tower with these usual sizes: width, feed-forward size, layers, heads, mel bins, and positions of a chunk.
