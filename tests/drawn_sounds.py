@@ -49,8 +49,15 @@ INSTRUCTIONS = """\
 <s>{% for m in messages %}{% if m['role'] == 'user' %}[INST]{% if m['content'] is string %}{{ m['content'] }}{% else %}\
 {% for c in m['content'] %}{% if c['type'] == 'audio' %}[BEGIN_AUDIO][AUDIO]{% else %}{{ c['text'] }}{% endif %}{% endfor %}\
 {% endif %}[/INST]{% else %}{{ m['content'] }}</s>{% endif %}{% endfor %}"""
+SPEECH = """\
+{% for m in messages %}<|im_start|>{{ m['role'] }}
+{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}{% if c['type'] == 'audio' %}<|AUDIO|>\
+{% elif c['type'] == 'image' %}<|image_pad|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 MODELS: dict[str, dict[str, Any]] = {
     "voxtral": {
+        "features": "Whisper",
         "config": {
             "architectures": ["VoxtralForConditionalGeneration"],
             "model_type": "voxtral",
@@ -71,8 +78,102 @@ MODELS: dict[str, dict[str, Any]] = {
         "template": INSTRUCTIONS,
         "rows": 10,
     },
+    "qwen2_audio": {
+        "features": "Qwen2Audio",
+        "config": {
+            "architectures": ["Qwen2AudioForConditionalGeneration"],
+            "model_type": "qwen2_audio",
+            "audio_token_index": 28,
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "audio_config": {
+                "model_type": "qwen2_audio_encoder",
+                "d_model": 32,
+                "encoder_ffn_dim": 48,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 4,
+                "num_mel_bins": 16,
+                "max_source_positions": 50,
+                "activation_function": "gelu",
+            },
+        },
+        "template": SPEECH.replace("<|AUDIO|>", "<|audio_bos|><|AUDIO|><|audio_eos|>"),
+    },
+    "audioflamingo3": {
+        "features": "Flamingo",
+        "config": {
+            "architectures": ["AudioFlamingo3ForConditionalGeneration"],
+            "model_type": "audioflamingo3",
+            "audio_token_id": 28,
+            "projector_hidden_act": "gelu",
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "audio_config": {
+                "model_type": "audioflamingo3_encoder",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_mel_bins": 16,
+                "max_source_positions": 50,
+                "activation_function": "gelu",
+            },
+        },
+        "template": SPEECH,
+    },
+    "glmasr": {
+        "features": "GlmAsr",
+        "config": {
+            "architectures": ["GlmAsrForConditionalGeneration"],
+            "model_type": "glmasr",
+            "audio_token_id": 28,
+            "projector_hidden_act": "gelu",
+            "tie_word_embeddings": False,
+            "text_config": TEXT,
+            "audio_config": {
+                "model_type": "glmasr_encoder",
+                "hidden_size": 32,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_mel_bins": 16,
+                "hidden_act": "gelu",
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            },
+        },
+        "template": SPEECH,
+    },
+    "gemma4": {
+        "features": "Gemma4",
+        "config": {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "model_type": "gemma4",
+            "boi_token_id": 46,
+            "eoi_token_id": 47,
+            "image_token_id": 48,
+            "audio_token_id": 28,
+            "boa_token_id": 29,
+            "eoa_token_index": 30,
+            "video_token_id": 601,
+            "tie_word_embeddings": True,
+            "audio_config": {
+                "model_type": "gemma4_audio",
+                "hidden_size": 24,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 3,
+                "subsampling_conv_channels": [16, 4],
+                "conv_kernel_size": 3,
+                "attention_chunk_size": 4,
+                "attention_context_left": 5,
+                "attention_context_right": 0,
+                "attention_logit_cap": 3.0,
+                "use_clipped_linears": True,
+                "output_proj_dims": 40,
+            },
+        },
+        "template": SPEECH,
+        "bins": 16,
+    },
 }
-"""Encoders of chunks of one second."""
+"""Encoders of chunks of a second or two, and one of whole sounds whose language model is that of `vision/gemma4_vision`."""
 CASES: list[tuple[list[list[dict[str, Any]]], list[tuple[str, int]]]] = [
     ([[{"type": "audio"}, {"type": "text", "text": "describe the image"}]], [("short", 9000)]),
     (
@@ -81,6 +182,19 @@ CASES: list[tuple[list[list[dict[str, Any]]], list[tuple[str, int]]]] = [
     ),
 ]
 """The users' messages, and the names and samples of their sounds."""
+WITH_AN_IMAGE: Any = (
+    [
+        [
+            {"type": "text", "text": "first"},
+            {"type": "audio"},
+            {"type": "image"},
+            {"type": "text", "text": "then a"},
+            {"type": "audio"},
+        ]
+    ],
+    [("talk", 20000), ("second", 7000)],
+)
+IMAGE = "vision/qwen3_vl/image0.png"
 
 TRANSCRIPTION: Any = ([[{"type": "audio"}]], [("talk", 20000)])
 
@@ -96,7 +210,10 @@ def sound(name: str, count: int) -> np.ndarray:
 def drawn_value(name: str, shape: list[int]) -> np.ndarray:
     """As `vision_value` of rust/engine/tests/common/drawn.rs."""
     u = drawn(name, int(np.prod(shape, dtype=np.int64)))
-    if "norm" in name and name.endswith("weight"):
+    if name.endswith(("_max", "_min")):
+        # Bounds that some values are beyond.
+        values = (np.float32(1.5) + u) * np.float32(1 if name.endswith("max") else -1)
+    elif "scal" in name or ("norm" in name and name.endswith("weight")):
         values = np.float32(1) + np.float32(0.5) * u
     else:
         values = (np.float32(0.25) if len(shape) == 1 else np.float32(0.5)) * u
@@ -140,44 +257,184 @@ def model_of(name: str, folder: Path) -> Path:
     return folder
 
 
+def model_class(name: str) -> Any:
+    """Not all of these have a place among the automatic ones."""
+    import transformers
+
+    return getattr(transformers, name)
+
+
 def shapes_of(folder: Path) -> dict[str, list[int]]:
     """The names and shapes of a checkpoint, as the hub has them."""
     from safetensors import safe_open
-    from transformers import AutoConfig, AutoModelForMultimodalLM
+    from transformers import AutoConfig
 
-    model = AutoModelForMultimodalLM.from_config(AutoConfig.from_pretrained(folder))
+    config = AutoConfig.from_pretrained(folder)
+    model = model_class(config.architectures[0])(config)
     with tempfile.TemporaryDirectory() as saved:
         model.save_pretrained(saved)
         with safe_open(f"{saved}/model.safetensors", "np") as tensors:
             return {name: list(tensors.get_slice(name).get_shape()) for name in sorted(tensors.keys())}
 
 
-def case(model: Any, tokenizer: Any, made: dict[str, Any], given: Any, extractor: Any, behind: str = "") -> dict[str, Any]:
+def samples(name: str, count: int) -> np.ndarray:
+    """The same, from -1 to 1."""
+    return sound(name, count).astype(np.float32) / np.float32(32768)
+
+
+class Whisper:
+    """Features in chunks of one second, each of which becomes as many vectors."""
+
+    def __init__(self, made: dict[str, Any], _folder: Path) -> None:
+        from transformers import WhisperFeatureExtractor
+
+        self.rows = made["rows"]
+        self.extractor = WhisperFeatureExtractor(feature_size=made["config"]["audio_config"]["num_mel_bins"], chunk_length=1)
+
+    @staticmethod
+    def files(made: dict[str, Any]) -> dict[str, Any]:
+        bins = made["config"]["audio_config"]["num_mel_bins"]
+        extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": bins, "chunk_length": 1}
+        return {"config.json": made["config"], "preprocessor_config.json": {**extractor, "hop_length": 160}}
+
+    def inputs(self, text: str, sounds: list[tuple[str, int]]) -> tuple[str, dict[str, Any]]:
+        """The text with as many tokens as there are vectors, and what the model is given."""
+        import torch
+
+        features = []
+        for name, count in sounds:
+            options: dict[str, Any] = {"truncation": False, "padding": True, "pad_to_multiple_of": RATE, "return_tensors": "pt"}
+            values = self.extractor(samples(name, count), sampling_rate=RATE, **options)["input_features"][0]
+            chunks = values.reshape(self.extractor.feature_size, -1, 100).transpose(0, 1)
+            features.append(chunks)
+            text = text.replace("[AUDIO]", "[audio]" * self.rows * len(chunks), 1)
+        return text.replace("[audio]", "[AUDIO]"), {"input_features": torch.cat(features)}
+
+    def cases(self) -> list[Any]:
+        return CASES
+
+
+class Flamingo:
+    """Features of each chunk for itself, of which what is behind the sound becomes no vectors."""
+
+    SECONDS = 1
+    MASK = "input_features_mask"
+
+    def __init__(self, made: dict[str, Any], folder: Path) -> None:
+        from transformers import WhisperFeatureExtractor
+
+        self.extractor = WhisperFeatureExtractor.from_pretrained(folder)
+
+    @classmethod
+    def files(cls, made: dict[str, Any]) -> dict[str, Any]:
+        bins = made["config"]["audio_config"]["num_mel_bins"]
+        extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": bins, "chunk_length": cls.SECONDS}
+        return {"config.json": made["config"], "preprocessor_config.json": extractor}
+
+    @staticmethod
+    def rows(frames: int) -> int:
+        """Vectors of a chunk with so many frames."""
+        return ((frames + 1) // 2) // 2
+
+    def inputs(self, text: str, sounds: list[tuple[str, int]]) -> tuple[str, dict[str, Any]]:
+        """The text with as many tokens as there are vectors, and what the model is given."""
+        chunks, counts = [], []
+        for name, count in sounds:
+            values = samples(name, count)
+            own = [values[at : at + self.SECONDS * RATE] for at in range(0, count, self.SECONDS * RATE)]
+            chunks += own
+            counts.append(len(own))
+        given = self.extractor(chunks, sampling_rate=RATE, return_attention_mask=True, return_tensors="pt")
+        of_chunks = [self.rows(int(mask.sum())) for mask in given["attention_mask"]]
+        for count in counts:
+            text = text.replace("<|AUDIO|>", "<|audio|>" * sum(of_chunks[:count]), 1)
+            of_chunks = of_chunks[count:]
+        inputs = {"input_features": given["input_features"], self.MASK: given["attention_mask"]}
+        return text.replace("<|audio|>", "<|AUDIO|>"), inputs
+
+    def cases(self) -> list[Any]:
+        return CASES
+
+
+class Qwen2Audio(Flamingo):
+    """The same of sounds that have one chunk."""
+
+    MASK = "feature_attention_mask"
+
+    def cases(self) -> list[Any]:
+        return [CASES[0], (CASES[1][0], [("talk", 15000), ("second", 16000)])]
+
+
+class GlmAsr(Flamingo):
+    """The same with four states to a vector."""
+
+    SECONDS = 2
+
+    @staticmethod
+    def rows(frames: int) -> int:
+        return ((frames + 1) // 2) // 4
+
+
+class Gemma4:
+    """Features as long as a sound is; images as well."""
+
+    def __init__(self, made: dict[str, Any], folder: Path) -> None:
+        from transformers import AutoImageProcessor, Gemma4AudioFeatureExtractor
+
+        self.extractor = Gemma4AudioFeatureExtractor(feature_size=made["bins"])
+        self.images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+
+    @staticmethod
+    def files(made: dict[str, Any]) -> dict[str, Any]:
+        seeing = GOLDEN / "vision" / "gemma4_vision"
+        whole = json.loads((seeing / "config.json").read_text())
+        config = {**made["config"], **{key: whole[key] for key in ("text_config", "vision_config")}}
+        images = json.loads((seeing / "preprocessor_config.json").read_text())
+        extractor = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": made["bins"]}
+        return {"config.json": config, "processor_config.json": {"image_processor": images, "feature_extractor": extractor}}
+
+    def features(self, name: str, count: int) -> Any:
+        """`[frames, mel bins]` of all frames that end within the sound."""
+        given = self.extractor([samples(name, count)], return_tensors="np")
+        return given["input_features"][0][given["input_features_mask"][0]]
+
+    def inputs(self, text: str, sounds: list[tuple[str, int]]) -> tuple[str, dict[str, Any]]:
+        """The text with as many tokens as there are vectors, and what the model is given."""
+        from PIL import Image
+
+        given = self.extractor([samples(name, count) for name, count in sounds], return_tensors="pt")
+        inputs = {"input_features": given["input_features"], "input_features_mask": given["input_features_mask"]}
+        for name, count in sounds:
+            num_places = (len(self.features(name, count)) + 3) // 4
+            text = text.replace("<|AUDIO|>", f"<|audio_bos|>{'<|audio|>' * num_places}<|audio_eos|>", 1)
+        if "<|image_pad|>" in text:
+            seen = self.images(images=[Image.open(GOLDEN / IMAGE)], return_tensors="pt")
+            num_rows = int(seen.pop("num_soft_tokens_per_image")[0])
+            tokens = "<|vision_start|>" + "<|image_pad|>" * num_rows + "<|vision_end|>"
+            text = text.replace("<|image_pad|>", tokens, 1)
+            inputs |= dict(seen)
+        return text.replace("<|audio|>", "<|AUDIO|>"), inputs
+
+    def cases(self) -> list[Any]:
+        return [CASES[0], WITH_AN_IMAGE]
+
+
+def case(model: Any, tokenizer: Any, template: str, given: Any, kind: Any, behind: str = "") -> dict[str, Any]:
     """A prompt with its sounds, and its greedy continuation."""
     import torch
 
     contents, sounds = given
     messages = [{"role": "user", "content": content} for content in contents]
-    text = tokenizer.apply_chat_template(messages, chat_template=made["template"], tokenize=False, add_generation_prompt=True)
-    text += behind
-    features = []
-    for name, count in sounds:
-        values = extractor(
-            sound(name, count).astype(np.float32) / np.float32(32768),
-            sampling_rate=RATE,
-            truncation=False,
-            padding=True,
-            pad_to_multiple_of=RATE,
-            return_tensors="pt",
-        )["input_features"][0]
-        chunks = values.reshape(extractor.feature_size, -1, 100).transpose(0, 1)
-        features.append(chunks)
-        text = text.replace("[AUDIO]", "[audio]" * made["rows"] * len(chunks), 1)
-    ids = tokenizer(text.replace("[audio]", "[AUDIO]"), add_special_tokens=False)["input_ids"]
+    text = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
+    text, inputs = kind.inputs(text + behind, sounds)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def logits_of(ids: list[int]) -> Any:
+        token_ids = torch.tensor([ids])
+        # Which tokens are of images, where their rows see each other.
+        kinds = {"mm_token_type_ids": (token_ids == model.config.image_token_id).long()} if "pixel_values" in inputs else {}
         with torch.no_grad():
-            return model(input_ids=torch.tensor([ids]), input_features=torch.cat(features), use_cache=False).logits[0]
+            return model(input_ids=token_ids, **inputs, **kinds, use_cache=False).logits[0]
 
     sequence = list(ids)
     for _ in range(NUM_GREEDY):
@@ -196,17 +453,14 @@ def case(model: Any, tokenizer: Any, made: dict[str, Any], given: Any, extractor
 def make(made: dict[str, Any]) -> dict[str, str]:
     """The files of a golden, after the model with such weights has answered."""
     import torch
-    from transformers import AutoModelForMultimodalLM, AutoTokenizer, WhisperFeatureExtractor
+    from transformers import AutoTokenizer
 
     torch.set_num_threads(1)
-    config = made["config"]
-    bins = config["audio_config"]["num_mel_bins"]
-    extractor = WhisperFeatureExtractor(feature_size=bins, chunk_length=1)
+    kinds: list[Any] = [Whisper, Gemma4, Flamingo, Qwen2Audio, GlmAsr]
+    kind_of = next(kind for kind in kinds if kind.__name__ == made["features"])
     files = tokenizer_files()
-    files["config.json"] = json.dumps(config, separators=(",", ":"))
-    files["preprocessor_config.json"] = json.dumps(
-        {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": bins, "chunk_length": 1, "hop_length": 160}
-    )
+    files |= {name: json.dumps(value) for name, value in kind_of.files(made).items()}
+    files["config.json"] = files["config.json"].replace(", ", ",").replace(": ", ":")
     files["chat_template.jinja"] = made["template"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -214,16 +468,23 @@ def make(made: dict[str, Any]) -> dict[str, str]:
             (folder / file).write_text(text)
         shapes = shapes_of(folder)
         write_weights(shapes, folder / "model.safetensors")
-        model, info = AutoModelForMultimodalLM.from_pretrained(
+        model, info = model_class(made["config"]["architectures"][0]).from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
         )
         if wrong := {key: found for key, found in info.items() if found}:
             sys.exit(f"not all weights are read: {wrong}")
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        cases = [case(model.eval(), tokenizer, made, given, extractor) for given in CASES]
-        transcription = case(model, tokenizer, made, TRANSCRIPTION, extractor, "lang:en[TRANSCRIBE]")
+        tokenizer, kind = AutoTokenizer.from_pretrained(folder), kind_of(made, folder)
+        golden: dict[str, Any] = {
+            "cases": [case(model.eval(), tokenizer, made["template"], given, kind) for given in kind.cases()]
+        }
+        if made["features"] == "Whisper":
+            golden["transcription"] = case(model, tokenizer, made["template"], TRANSCRIPTION, kind, "lang:en[TRANSCRIBE]")
+        elif made["features"] == "Gemma4":
+            name, count = CASES[0][1][0]
+            values = kind.features(name, count)
+            golden["features"] = [[at, [round(float(value), 5) for value in values[at]]] for at in (0, 1, len(values) - 1)]
     files["tensors.json"] = json.dumps(shapes, separators=(",", ":"))
-    files["golden.json"] = json.dumps({"cases": cases, "transcription": transcription}, separators=(",", ":"))
+    files["golden.json"] = json.dumps(golden, separators=(",", ":"))
     return files
 
 

@@ -19,7 +19,7 @@ import numpy
 import openai
 import pytest
 from conftest import GOLDEN, ids, runner_of
-from drawn_sounds import RATE, model_of, sound
+from drawn_sounds import IMAGE, RATE, model_of, sound
 from test_server import Server, serving
 
 from mistral_paged import (
@@ -41,6 +41,12 @@ SHORT = ("short", 9000)
 @cache
 def folder() -> Path:
     return model_of("voxtral", Path(mkdtemp(prefix="mistral_paged-")))
+
+
+@cache
+def both() -> Path:
+    """A model that sees and hears."""
+    return model_of("gemma4", Path(mkdtemp(prefix="mistral_paged-")))
 
 
 @cache
@@ -79,6 +85,8 @@ def with_sounds(case: dict[str, Any]) -> list[dict[str, Any]]:
     rest = iter(case["sounds"])
 
     def filled(part: dict[str, Any]) -> dict[str, Any]:
+        if part["type"] == "image":
+            return {"type": "image", "image": GOLDEN / IMAGE}
         if part["type"] != "audio":
             return part
         drawn = next(rest)
@@ -350,3 +358,41 @@ def test_the_command_hears(capsys: pytest.CaptureFixture[str], root: Path, monke
         with pytest.raises(SystemExit):
             cli.main(["run", *(["text"] if arguments else []), *common, *arguments, "--audio", str(root / "a.wav")])
         assert message in capsys.readouterr().err
+
+
+def test_one_request_has_an_image_and_sounds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    case = json.loads((both() / "golden.json").read_text())["cases"][1]
+    messages, count = with_sounds(case), len(case["greedy_ids"])
+    which = Which.MultimodalPlain(str(both()), MultimodalArchitecture.Gemma4, dtype=ModelDType.F32)
+    runner = Runner(which=which, pa_ctxt_len=2048, num_threads=2)
+    response = ask(messages, runner, max_tokens=count)
+    assert ids(response) == case["greedy_ids"]
+    assert (response.usage.encoded_images, response.usage.encoded_sounds) == (1, 2)
+    assert runner.tokenize_text(messages) == case["input_ids"]
+    content = messages[0]["content"]
+    files = [tmp_path / "a.png", tmp_path / "a.wav"]
+    files[0].write_bytes((GOLDEN / IMAGE).read_bytes())
+    files[1].write_bytes(wav(*SHORT))
+    asked = [{"type": "image", "image": files[0]}, {"type": "audio", "audio": files[1]}, {"type": "text", "text": "describe"}]
+    expected = ask([{"role": "user", "content": asked}], runner, max_tokens=4, ignore_eos=False).choices[0].message.content
+    runner.close()
+
+    def part(given: dict[str, Any]) -> dict[str, Any]:
+        if given["type"] == "text":
+            return given
+        kind = {"image": "image/png", "audio": "audio/wav"}[given["type"]]
+        data = given["audio"] if given["type"] == "audio" else given["image"].read_bytes()
+        url = {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}"}
+        return {"type": f"{given['type']}_url", f"{given['type']}_url": url}
+
+    with serving("multimodal", "--dtype", "f32", "--disable-access-log", model=str(both())) as server:
+        body = {"messages": [{"role": "user", "content": [part(given) for given in content]}], "max_tokens": count}
+        reply = server.post("/v1/chat/completions", {**body, "temperature": 0, "ignore_eos": True}).json
+        assert reply["choices"][0]["message"]["content"] == response.choices[0].message.content
+        assert (reply["usage"]["encoded_images"], reply["usage"]["encoded_sounds"]) == (1, 2)
+        assert server.get("/v1/models").json["data"][0]["input_modalities"] == ["text", "image", "audio"]
+    common = ["-m", str(both()), "--dtype", "f32", "--temperature", "0", "--max-tokens", "4", "--pa-context-len", "2048"]
+    common += ["--top-k", "0", "--top-p", "1", "--min-p", "0", "--repetition-penalty", "1"]
+    media = ["--image", str(files[0]), "--audio", str(files[1])]
+    assert cli.main(["run", "multimodal", *common, "-i", "describe", *media]) == 0
+    assert capsys.readouterr().out == f"{expected}\n"

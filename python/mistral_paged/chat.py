@@ -22,7 +22,7 @@ SETTINGS: dict[str, tuple[str, Callable[[str], float], Callable[[float], bool], 
 """Commands of the chat that set a field: the field, its type, what it can be, and that in words."""
 KINDS = ("auto", "text", "multimodal")
 """What `run` says of the model. Of these, auto is text, or with `--image` or `--audio` multimodal."""
-MULTIMODAL = "`run multimodal` sees images, or hears sounds"
+MULTIMODAL = "`run multimodal` sees images, hears sounds, or does both"
 """What takes what a model of text does not."""
 CHAT_HELP = """\
 /help              this text

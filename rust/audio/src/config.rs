@@ -5,10 +5,16 @@ use std::{fs, io, path::Path};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::{RATES, SoundError};
+use crate::{
+    RATES, SoundError,
+    gemma4::{self, Gemma4},
+};
 
-/// What makes features of a sound: `WhisperFeatureExtractor`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// The feature extractors that are implemented.
+const KNOWN: &str = "WhisperFeatureExtractor and Gemma4AudioFeatureExtractor";
+
+/// What makes features of a sound.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Processor {
     /// `feature_size`: values of a frame.
     pub num_mel_bins: usize,
@@ -18,27 +24,41 @@ pub struct Processor {
     pub n_fft: usize,
     /// Samples from one frame to the next.
     pub hop_length: usize,
-    /// `chunk_length`: sounds are filled up with silence to a multiple of so many seconds.
-    pub chunk_seconds: usize,
-    /// A longer sound is refused. No file sets it.
+    /// A longer sound is refused: `max_audio_len` of the processor, as far as chunks are whole, or what a family of models takes.
     pub max_seconds: Option<u32>,
+    /// Each chunk becomes features by itself, not the whole sound. No file sets it.
+    pub are_chunks_apart: bool,
+    /// How features are made of spectra.
+    pub kind: Kind,
+}
+
+/// How features are made of spectra.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub enum Kind {
+    /// `WhisperFeatureExtractor`.
+    Whisper {
+        /// `chunk_length`: sounds are filled up with silence to a multiple of so many seconds.
+        chunk_seconds: usize,
+    },
+    /// `Gemma4AudioFeatureExtractor`.
+    Gemma4(Gemma4),
 }
 
 /// Keys that change nothing here, or follow from others.
-const IGNORED: [&str; 11] = [
+const IGNORED: [&str; 10] = [
     "_valid_processor_keys",
     "auto_map",
     "feature_extractor_type",
     "model_input_names",
     "nb_max_frames",
     "n_samples",
-    "padding_side",
     "processor_class",
     "return_attention_mask",
     "transformers_version",
     "audio_token",
 ];
-const READ: [&str; 7] = ["chunk_length", "dither", "feature_size", "hop_length", "n_fft", "padding_value", "sampling_rate"];
+const READ: [&str; 8] =
+    ["chunk_length", "dither", "feature_size", "hop_length", "n_fft", "padding_side", "padding_value", "sampling_rate"];
 
 impl Processor {
     /// From a model's folder: the `feature_extractor` of its `processor_config.json`, or else its `preprocessor_config.json`.
@@ -47,10 +67,25 @@ impl Processor {
     /// # Errors
     /// For files that cannot be read, and as [`Self::from_json`].
     pub fn from_folder(dir: &Path) -> Result<Option<Self>, SoundError> {
-        let inner = read_object(&dir.join("processor_config.json"))?
-            .and_then(|(what, json)| Some((what, json.get("feature_extractor")?.as_object()?.clone())));
-        let found = inner.map_or_else(|| read_object(&dir.join("preprocessor_config.json")), |inner| Ok(Some(inner)))?;
-        found.map(|(what, json)| Self::from_json(&what, &json)).transpose()
+        let whole = read_object(&dir.join("processor_config.json"))?;
+        let Some((what, json)) = whole.filter(|(_, json)| json.get("feature_extractor").is_some_and(Value::is_object)) else {
+            let found = read_object(&dir.join("preprocessor_config.json"))?;
+            return found.map(|(what, json)| Self::from_json(&what, &json)).transpose();
+        };
+        let Some(inner) = json["feature_extractor"].as_object() else { return Ok(None) };
+        let mut processor = Self::from_json(&what, inner)?;
+        let longest = Fields { what: &what, json: &json }.whole("max_audio_len", 0, [1, 1 << 20])?;
+        processor.set_max_seconds(longest);
+        Ok(Some(processor))
+    }
+
+    /// Refuses sounds of more chunks than so many seconds have; 0: none.
+    pub fn set_max_seconds(&mut self, seconds: usize) {
+        if let Kind::Whisper { chunk_seconds } = self.kind
+            && seconds > 0
+        {
+            self.max_seconds = Some((seconds / chunk_seconds * chunk_seconds) as u32);
+        }
     }
 
     /// From the object of such a file; `what` is the file's name in errors.
@@ -59,57 +94,51 @@ impl Processor {
     /// [`SoundError::Config`] for other feature extractors, values of a wrong form, and keys that would change the result and are
     /// not honoured.
     pub fn from_json(what: &str, json: &Map<String, Value>) -> Result<Self, SoundError> {
-        let error = |reason: String| SoundError::Config { what: what.into(), reason };
+        let fields = Fields { what, json };
         match json.get("feature_extractor_type").and_then(Value::as_str) {
-            Some("WhisperFeatureExtractor") => {}
-            Some(other) => {
-                return Err(error(format!("feature_extractor_type {other} is not known; WhisperFeatureExtractor is")));
-            }
-            None => return Err(error("feature_extractor_type is missing; WhisperFeatureExtractor is known".into())),
+            Some("WhisperFeatureExtractor") => Self::whisper(&fields),
+            Some("Gemma4AudioFeatureExtractor") => gemma4::read(&fields),
+            Some(other) => Err(fields.error(format!("feature_extractor_type {other} is not known; {KNOWN} are"))),
+            None => Err(fields.error(format!("feature_extractor_type is missing; {KNOWN} are known"))),
         }
-        for (key, value) in json.iter().filter(|(key, _)| !IGNORED.contains(&&key[..]) && !READ.contains(&&key[..])) {
-            if value == &Value::Bool(true) {
-                return Err(error(format!("{key} is true, which is not supported; without it sounds can be processed")));
-            }
-            if !value.is_null() && value != &Value::Bool(false) {
-                tracing::warn!("{what}: {key} is not known and not used");
-            }
-        }
-        for key in ["dither", "padding_value"] {
-            if json.get(key).is_some_and(|value| !value.is_null() && value.as_f64() != Some(0.0)) {
-                return Err(error(format!("{key} is {}; only 0 is supported", json[key])));
-            }
-        }
-        let whole = |key: &str, usual: usize, [least, most]: [usize; 2]| match json.get(key).filter(|value| !value.is_null()) {
-            None => Ok(usual),
-            Some(value) => value
-                .as_u64()
-                .map(|number| number as usize)
-                .filter(|number| (least..=most).contains(number))
-                .ok_or_else(|| error(format!("{key} is {value}, and a whole number from {least} to {most} is wanted"))),
-        };
+    }
+
+    fn whisper(fields: &Fields<'_>) -> Result<Self, SoundError> {
+        fields.check(&READ)?;
         let processor = Self {
-            num_mel_bins: whole("feature_size", 80, [1, 1024])?,
-            sampling_rate: whole("sampling_rate", 16_000, [*RATES.start() as usize, *RATES.end() as usize])? as u32,
-            n_fft: whole("n_fft", 400, [2, 1 << 14])?,
-            hop_length: whole("hop_length", 160, [1, 1 << 14])?,
-            chunk_seconds: whole("chunk_length", 30, [1, 300])?,
+            num_mel_bins: fields.whole("feature_size", 80, [1, 1024])?,
+            sampling_rate: fields.rate()?,
+            n_fft: fields.whole("n_fft", 400, [2, 1 << 14])?,
+            hop_length: fields.whole("hop_length", 160, [1, 1 << 14])?,
             max_seconds: None,
+            are_chunks_apart: false,
+            kind: Kind::Whisper { chunk_seconds: fields.whole("chunk_length", 30, [1, 300])? },
         };
         if !processor.n_fft.is_multiple_of(2) || !processor.chunk_samples().is_multiple_of(processor.hop_length) {
-            return Err(error("n_fft must be even, and hop_length must divide the samples of a chunk".into()));
+            return Err(fields.error("n_fft must be even, and hop_length must divide the samples of a chunk".into()));
         }
         Ok(processor)
     }
 
-    /// Samples of a chunk.
+    /// Samples of a chunk; 0 where sounds are not cut.
     pub(crate) fn chunk_samples(&self) -> usize {
-        self.chunk_seconds * self.sampling_rate as usize
+        match self.kind {
+            Kind::Whisper { chunk_seconds } => chunk_seconds * self.sampling_rate as usize,
+            Kind::Gemma4(_) => 0,
+        }
     }
 
-    /// Frames of a chunk.
+    /// Frames of a chunk; 0 where sounds are not cut.
     pub fn chunk_frames(&self) -> usize {
         self.chunk_samples() / self.hop_length
+    }
+
+    /// Frames of the longest chunk.
+    pub fn max_frames(&self) -> usize {
+        match &self.kind {
+            Kind::Whisper { .. } => self.chunk_frames(),
+            Kind::Gemma4(gemma4) => gemma4.max_frames(self.hop_length),
+        }
     }
 
     /// Bytes that differ where these parameters differ: a part of the key of whatever is kept of a sound.
@@ -117,6 +146,69 @@ impl Processor {
         let mut bytes = b"sound processor 1\n".to_vec();
         bytes.extend(serde_json::to_vec(self).unwrap_or_else(|_| format!("{self:?}").into_bytes()));
         bytes
+    }
+}
+
+/// The object of a file, and its name in errors.
+pub(crate) struct Fields<'a> {
+    what: &'a str,
+    json: &'a Map<String, Value>,
+}
+
+impl Fields<'_> {
+    pub(crate) fn error(&self, reason: String) -> SoundError {
+        SoundError::Config { what: self.what.into(), reason }
+    }
+
+    /// The value of a key; `None` where it is null too.
+    pub(crate) fn value(&self, key: &str) -> Option<&Value> {
+        self.json.get(key).filter(|value| !value.is_null())
+    }
+
+    /// That no key beside those which are read would change the result, and nothing asks for noise or other padding.
+    pub(crate) fn check(&self, read: &[&str]) -> Result<(), SoundError> {
+        for (key, value) in self.json.iter().filter(|(key, _)| !IGNORED.contains(&&key[..]) && !read.contains(&&key[..])) {
+            if value == &Value::Bool(true) {
+                return Err(self.error(format!("{key} is true, which is not supported; without it sounds can be processed")));
+            }
+            if !value.is_null() && value != &Value::Bool(false) {
+                tracing::warn!("{}: {key} is not known and not used", self.what);
+            }
+        }
+        for key in ["dither", "padding_value"] {
+            if let Some(value) = self.value(key).filter(|value| value.as_f64() != Some(0.0)) {
+                return Err(self.error(format!("{key} is {value}; only 0 is supported")));
+            }
+        }
+        match self.value("padding_side") {
+            Some(value) if value != "right" => Err(self.error(format!("padding_side is {value}; only \"right\" is supported"))),
+            _ => Ok(()),
+        }
+    }
+
+    /// A whole number within bounds.
+    pub(crate) fn whole(&self, key: &str, usual: usize, [least, most]: [usize; 2]) -> Result<usize, SoundError> {
+        let Some(value) = self.value(key) else { return Ok(usual) };
+        let number = value.as_u64().map(|number| number as usize).filter(|number| (least..=most).contains(number));
+        number.ok_or_else(|| self.error(format!("{key} is {value}, and a whole number from {least} to {most} is wanted")))
+    }
+
+    /// A number within bounds.
+    pub(crate) fn number(&self, key: &str, usual: f64, [least, most]: [f64; 2]) -> Result<f64, SoundError> {
+        let Some(value) = self.value(key) else { return Ok(usual) };
+        let number = value.as_f64().filter(|number| (least..=most).contains(number));
+        number.ok_or_else(|| self.error(format!("{key} is {value}, and a number from {least} to {most} is wanted")))
+    }
+
+    /// True or false.
+    pub(crate) fn flag(&self, key: &str, usual: bool) -> Result<bool, SoundError> {
+        let Some(value) = self.value(key) else { return Ok(usual) };
+        value.as_bool().ok_or_else(|| self.error(format!("{key} is {value}, and true or false is wanted")))
+    }
+
+    /// Samples a second.
+    pub(crate) fn rate(&self) -> Result<u32, SoundError> {
+        Ok(self.whole("sampling_rate", 16_000, [*RATES.start() as usize, *RATES.end() as usize])? as u32)
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use realfft::{RealFftPlanner, RealToComplex};
 
-use crate::{Processor, Sound, SoundError};
+use crate::{Kind, Processor, Sound, SoundError};
 
 /// What an encoder takes of a sound.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,25 +15,41 @@ pub struct Features {
     pub num_frames: usize,
     /// Chunk after chunk, `[num_frames, num_mel_bins]` each; the last one ends in silence.
     pub chunks: Vec<Vec<f32>>,
+    /// Frames of each that begin within the sound.
+    pub lens: Vec<usize>,
 }
 
 impl Processor {
-    /// How many chunks [`Self::process`] makes of a sound.
-    pub fn num_chunks(&self, sound: &Sound) -> usize {
+    /// The chunks that [`Self::process`] makes of a sound, by their frames that begin within it.
+    pub fn frames_of(&self, sound: &Sound) -> Vec<usize> {
         let num_samples = (sound.samples().len() as u64 * u64::from(self.sampling_rate)).div_ceil(u64::from(sound.rate()));
-        num_samples.div_ceil(self.chunk_samples() as u64) as usize
+        match &self.kind {
+            Kind::Whisper { .. } => self.lens(num_samples as usize),
+            Kind::Gemma4(gemma4) => vec![gemma4.num_frames(num_samples as usize, self.hop_length)],
+        }
+    }
+
+    /// Frames of the chunks of so many samples that begin within these.
+    fn lens(&self, num_samples: usize) -> Vec<usize> {
+        let of_chunk = self.chunk_samples();
+        let firsts = (0..num_samples).step_by(of_chunk);
+        firsts.map(|first| (num_samples - first).min(of_chunk).div_ceil(self.hop_length)).collect()
     }
 
     /// The features of a sound.
     ///
     /// # Errors
-    /// [`SoundError::TooLong`] for a sound of more than [`Self::max_seconds`].
+    /// [`SoundError::TooLong`] for a sound of more than [`Self::max_seconds`], or than the model was trained for;
+    /// [`SoundError::TooShort`] for one that has no frame.
     pub fn process(&self, sound: &Sound) -> Result<Features, SoundError> {
-        if self.max_seconds.is_some_and(|most| sound.seconds() > f64::from(most)) {
-            return Err(SoundError::TooLong { max_seconds: self.max_seconds.unwrap_or_default() });
+        if let Some(max_seconds) = self.max_seconds.filter(|most| sound.seconds() > f64::from(*most)) {
+            return Err(SoundError::TooLong { max_seconds });
         }
         let mut samples = sound.resampled(self.sampling_rate);
-        let num_samples = self.chunk_samples();
+        if let Kind::Gemma4(gemma4) = &self.kind {
+            return gemma4.process(self, &samples);
+        }
+        let (num_samples, lens) = (self.chunk_samples(), self.lens(samples.len()));
         samples.resize(samples.len().next_multiple_of(num_samples), 0.0);
         let num_frames = num_samples / self.hop_length;
         let spectrum = Spectrum::new(self);
@@ -43,8 +59,12 @@ impl Processor {
             values
         };
         let of_chunk = num_frames * self.num_mel_bins;
-        let chunks = frames(&samples).chunks_exact(of_chunk).map(<[f32]>::to_vec).collect();
-        Ok(Features { num_mel_bins: self.num_mel_bins, num_frames, chunks })
+        let chunks = if self.are_chunks_apart {
+            samples.chunks_exact(num_samples).map(frames).collect()
+        } else {
+            frames(&samples).chunks_exact(of_chunk).map(<[f32]>::to_vec).collect()
+        };
+        Ok(Features { num_mel_bins: self.num_mel_bins, num_frames, chunks, lens })
     }
 }
 
@@ -59,7 +79,7 @@ fn normalize(values: &mut [f32]) {
 /// From samples to logarithms of energies.
 struct Spectrum {
     transform: Arc<dyn RealToComplex<f64>>,
-    /// Hann's, periodic.
+    /// Hann's.
     window: Vec<f64>,
     /// Of each mel bin, its first frequency, and the weights from there.
     filters: Vec<(usize, Vec<f32>)>,
@@ -68,11 +88,9 @@ struct Spectrum {
 
 impl Spectrum {
     fn new(processor: &Processor) -> Self {
-        let n_fft = processor.n_fft;
-        let hann = |at: usize| 0.5 - 0.5 * (std::f64::consts::TAU * at as f64 / n_fft as f64).cos();
         Self {
-            transform: RealFftPlanner::new().plan_fft_forward(n_fft),
-            window: (0..n_fft).map(hann).collect(),
+            transform: RealFftPlanner::new().plan_fft_forward(processor.n_fft),
+            window: hann(processor.n_fft),
             filters: mel_filters(processor),
             hop_length: processor.hop_length,
         }
@@ -107,18 +125,30 @@ impl Spectrum {
     }
 }
 
+/// Hann's window of so many samples, periodic.
+pub(crate) fn hann(len: usize) -> Vec<f64> {
+    (0..len).map(|at| 0.5 - 0.5 * (std::f64::consts::TAU * at as f64 / len as f64).cos()).collect()
+}
+
 /// Triangles over the frequencies of a spectrum, equally wide in mels as Slaney has them, and of equal areas.
 fn mel_filters(processor: &Processor) -> Vec<(usize, Vec<f32>)> {
-    let (num_bins, num_frequencies) = (processor.num_mel_bins, processor.n_fft / 2 + 1);
-    let nyquist = f64::from(processor.sampling_rate / 2);
+    let num_bins = processor.num_mel_bins;
     let most = hertz_to_mel(MAX_HERTZ);
     let edges: Vec<_> = (0..num_bins + 2).map(|at| mel_to_hertz(most * at as f64 / (num_bins + 1) as f64)).collect();
+    triangles(processor, &edges, |width| 2.0 / width)
+}
+
+/// A filter between each three of these edges in hertz, by its first frequency with a weight and the weights from there; `height`
+/// is that of a triangle of such a width.
+pub(crate) fn triangles(processor: &Processor, edges: &[f64], height: fn(f64) -> f64) -> Vec<(usize, Vec<f32>)> {
+    let num_frequencies = processor.n_fft / 2 + 1;
+    let nyquist = f64::from(processor.sampling_rate / 2);
     let filter = |edges: &[f64]| {
         let [low, middle, high] = [edges[0], edges[1], edges[2]];
         let weight = |frequency: usize| {
             let hertz = nyquist * frequency as f64 / (num_frequencies - 1) as f64;
             let triangle = ((hertz - low) / (middle - low)).min((high - hertz) / (high - middle)).max(0.0);
-            (triangle * 2.0 / (high - low)) as f32
+            (triangle * height(high - low)) as f32
         };
         let weights: Vec<_> = (0..num_frequencies).map(weight).collect();
         let first = weights.iter().position(|weight| *weight > 0.0).unwrap_or(0);

@@ -1,19 +1,21 @@
 //! From the bytes of a sound to the values that a sound encoder takes.
 //!
 //! [`decode`] makes samples of a file, [`Processor`] makes log-mel features of samples, as a model's `preprocessor_config.json`
-//! says. These are the features of Whisper (arXiv:2212.04356), as Transformers 5.24 computes them.
+//! says. These are the features of Whisper (arXiv:2212.04356) and of Gemma 4, as Transformers 5.24 computes them.
 #![forbid(unsafe_code)]
 
 mod config;
 mod decode;
 mod features;
+mod gemma4;
 mod resample;
 
 use std::{io, path::PathBuf};
 
-pub use config::Processor;
+pub use config::{Kind, Processor};
 pub use decode::{Limits, decode};
 pub use features::Features;
+pub use gemma4::Gemma4;
 
 /// Samples a second that a sound may have.
 pub const RATES: std::ops::RangeInclusive<u32> = 1000..=192_000;
@@ -38,6 +40,14 @@ pub enum SoundError {
     TooLong {
         /// What is allowed.
         max_seconds: u32,
+    },
+    /// It has no whole frame.
+    #[error("the sound has {num_samples} samples, and a frame needs {least}")]
+    TooShort {
+        /// What it has, at the rate of the features.
+        num_samples: usize,
+        /// What it must have.
+        least: usize,
     },
     /// It has more samples than [`Limits::max_samples`].
     #[error("the sound has more than the {max_samples} samples that are allowed")]

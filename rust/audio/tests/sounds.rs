@@ -31,7 +31,7 @@ fn files_have_the_samples_and_features_that_others_find() {
             assert!((own - value).abs() < 2e-6, "{name}: sample {place} is {own}, not {value}");
         }
         let features = processor(128).process(&sound).unwrap();
-        assert_eq!(processor(128).num_chunks(&sound), 1);
+        assert_eq!(processor(128).frames_of(&sound).len(), 1);
         assert_eq!((features.chunks.len(), features.num_frames, features.num_mel_bins), (1, 3000, 128));
         // Where another resampler cuts, energies of almost nothing differ.
         let (most, bins) = if sound.rate() == 16_000 { (1e-4, 32) } else { (2e-2, 15) };
@@ -51,7 +51,7 @@ fn a_long_sound_has_several_chunks_and_one_loudest_value() {
     let quiet = |at: usize| if at < 480_000 { 0.5 * (at as f32 * 0.3).sin() } else { 1e-4 * (at as f32 * 0.3).sin() };
     let sound = Sound::new(16_000, (0..480_001).map(quiet).collect()).unwrap();
     let features = processor(80).process(&sound).unwrap();
-    assert_eq!((features.chunks.len(), processor(80).num_chunks(&sound)), (2, 2));
+    assert_eq!((features.chunks.len(), processor(80).frames_of(&sound).len()), (2, 2));
     let most = |chunk: &[f32]| chunk.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let least = |chunk: &[f32]| chunk.iter().copied().fold(f32::INFINITY, f32::min);
     assert!((most(&features.chunks[0]) - least(&features.chunks[1]) - 2.0).abs() < 1e-6);
@@ -111,6 +111,74 @@ fn what_a_processor_cannot_do_is_refused_by_its_key() {
         let error = Processor::from_json("file", json.as_object().unwrap()).unwrap_err().to_string();
         assert!(error.contains(key), "{key}: {error}");
     }
+}
+
+fn gemma4(changes: &Value) -> Result<Processor, SoundError> {
+    let mut json = json!({ "feature_extractor_type": "Gemma4AudioFeatureExtractor", "frame_length": 320, "hop_length": 160 });
+    for (key, value) in changes.as_object().unwrap() {
+        json[key] = value.clone();
+    }
+    Processor::from_json("file", json.as_object().unwrap())
+}
+
+#[test]
+fn a_sound_of_gemma_4_is_one_chunk_of_the_frames_that_end_within_it() {
+    let processor = gemma4(&json!({ "fft_length": 512, "preemphasis": null })).unwrap();
+    let sound = |num_samples: usize| Sound::new(16_000, vec![0.1; num_samples]).unwrap();
+    for (num_samples, num_frames) in [(161, 1), (320, 1), (321, 2), (9000, 56), (480_000, 2999)] {
+        assert_eq!(processor.frames_of(&sound(num_samples)), [num_frames]);
+        let features = processor.process(&sound(num_samples)).unwrap();
+        assert_eq!(
+            (features.num_frames, features.chunks[0].len(), features.lens),
+            (num_frames, 128 * num_frames, vec![num_frames])
+        );
+    }
+    assert_eq!((processor.max_frames(), processor.frames_of(&sound(160))), (2999, vec![0]));
+    assert!(matches!(processor.process(&sound(160)), Err(SoundError::TooShort { num_samples: 160, least: 161 })));
+    assert!(matches!(processor.process(&sound(480_001)), Err(SoundError::TooLong { max_seconds: 30 })));
+}
+
+#[test]
+fn what_features_of_gemma_4_cannot_be_is_refused_by_its_key() {
+    for (key, value) in [
+        ("dither", json!(1e-4)),
+        ("padding_side", json!("left")),
+        ("padding_value", json!(1.0)),
+        ("frame_length", json!(400)),
+        ("hop_length", json!(80)),
+        ("fft_length", json!(1024)),
+        ("frame_length_ms", json!(0.02)),
+        ("min_frequency", json!(8000.0)),
+        ("max_frequency", json!(9000.0)),
+        ("preemphasis", json!(2.0)),
+        ("preemphasis_htk_flavor", json!("yes")),
+        ("mel_floor", json!(0.0)),
+        ("per_bin_mean", json!([1.0, 2.0])),
+        ("per_bin_stddev", json!(vec![0.0; 128])),
+        ("do_normalize", json!(true)),
+    ] {
+        let error = gemma4(&json!({ key: value })).unwrap_err().to_string();
+        assert!(error.contains(key), "{key}: {error}");
+    }
+}
+
+#[test]
+fn chunks_know_what_is_sound_and_may_be_made_each_for_itself() {
+    let json = json!({ "feature_extractor_type": "WhisperFeatureExtractor", "chunk_length": 1, "feature_size": 8 });
+    let mut processor = Processor::from_json("test", json.as_object().unwrap()).unwrap();
+    // Loud, then quiet: the loudest value of the whole bounds the quiet chunk from below.
+    let samples: Vec<f32> = (0..20_001).map(|at| if at < 16_000 { 0.9 } else { 1e-5 } * (at as f32 * 0.3).sin()).collect();
+    let sound = Sound::new(16_000, samples).unwrap();
+    let together = processor.process(&sound).unwrap();
+    assert_eq!((&together.lens[..], processor.frames_of(&sound)), (&[100, 26][..], vec![100, 26]));
+    processor.are_chunks_apart = true;
+    let apart = processor.process(&sound).unwrap();
+    assert_eq!(apart.lens, together.lens);
+    assert_ne!(apart.chunks[1], together.chunks[1]);
+    let alone = processor.process(&Sound::new(16_000, sound.samples()[16_000..].to_vec()).unwrap()).unwrap();
+    assert_eq!(apart.chunks[1], alone.chunks[0]);
+    processor.set_max_seconds(1);
+    assert!(matches!(processor.process(&sound), Err(SoundError::TooLong { max_seconds: 1 })));
 }
 
 /// SplitMix64.

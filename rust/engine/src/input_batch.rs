@@ -6,10 +6,7 @@ use device::{KvGroupMetadata, StepMetadata};
 use paged::{RequestId, Scheduler, SchedulerOutput};
 
 use crate::{
-    media::{
-        PromptItem,
-        prompt::{FIRST_ROW_ID, PromptItems},
-    },
+    media::{PromptItem, prompt::PromptItems},
     model::RopeRows,
 };
 
@@ -68,9 +65,13 @@ impl InputBatch {
                     has_items = true;
                     step.rope_positions.extend((start..end).map(|position| rope.row(items.shifted(position) as usize)));
                     let first_row = step.query_start_loc.last().copied().unwrap_or(0);
-                    let rows = &mut self.token_ids[first_row as usize..];
-                    rows.iter_mut().filter(|id| **id >= FIRST_ROW_ID).for_each(|id| *id = items.token_id);
                     let positions = start as u32..end as u32;
+                    // Instead of ids that no vocabulary has.
+                    for placed in &items.items {
+                        for position in placed.positions.iter().filter(|position| positions.contains(position)) {
+                            self.token_ids[(first_row + position - positions.start) as usize] = placed.item.token_id;
+                        }
+                    }
                     if items.are_crossed {
                         self.items.extend(seen_rows((row.request_id, items), first_row, positions));
                     } else {

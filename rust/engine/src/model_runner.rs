@@ -9,7 +9,7 @@ use device::{
 use paged::{BlockId, KvGroups};
 
 use crate::{
-    EngineError, LoadProgress,
+    EngineError, LoadProgress, MediaKind,
     lora::Sites,
     media::{MediaEncoder, PromptItem},
     model::{
@@ -425,8 +425,8 @@ impl ModelRunner {
     }
 
     /// Vectors of a row of an image or a sound.
-    pub(crate) fn num_planes(&self) -> usize {
-        self.weights.encoder.as_ref().map_or(1, MediaEncoder::num_planes)
+    pub(crate) fn num_planes(&self, kind: MediaKind) -> usize {
+        self.weights.encoders.get(kind).map_or(1, MediaEncoder::num_planes)
     }
 
     /// Bytes that what an image or a chunk of a sound becomes is kept in.
@@ -434,7 +434,7 @@ impl ModelRunner {
         let kept = self.config.cross_kv_spec(item.num_vectors(), self.options.kv_dtype);
         match kept {
             Ok(Some(spec)) => spec.total_bytes().unwrap_or(u64::MAX),
-            _ => (item.layout.num_rows * self.num_planes() * self.config.hidden_size * size_of::<f32>()) as u64,
+            _ => (item.layout.num_rows * self.num_planes(item.kind) * self.config.hidden_size * size_of::<f32>()) as u64,
         }
     }
 
@@ -443,7 +443,7 @@ impl ModelRunner {
     /// # Errors
     /// [`EngineError::Internal`] for a model that neither sees nor hears, [`EngineError::Device`] where there is no memory.
     pub(crate) fn encode(&mut self, item: &PromptItem) -> Result<Encoded, EngineError> {
-        let Some(encoder) = &mut self.weights.encoder else {
+        let Some(encoder) = self.weights.encoders.get_mut(item.kind) else {
             return Err(EngineError::Internal("an image or a sound for a model that was loaded without its encoder".into()));
         };
         let vectors = encoder.encode(&*self.backend, item)?;

@@ -8,7 +8,7 @@ use crate::{
     EngineError, LoadProgress,
     embedding::{Embedder, Head},
     lora::{Recorder, Sites},
-    media::{MediaEncoder, TowerWeights},
+    media::{Encoders, MediaEncoder, TowerWeights},
     model::{Decoder, ModelFiles, decoder::Head as MtpHead, loader::Loader},
     model_runner::{RunnerOptions, max_logit_rows},
 };
@@ -22,8 +22,8 @@ pub struct ModelWeights {
     watches: Vec<FileWatch>,
     /// Of models that make embeddings.
     pub(crate) embedder: Option<Embedder>,
-    /// Of models that see.
-    pub(crate) encoder: Option<MediaEncoder>,
+    /// Of models that see or hear.
+    pub(crate) encoders: Encoders<MediaEncoder>,
     /// What adapters may change.
     pub(crate) sites: Arc<Sites>,
 }
@@ -60,19 +60,16 @@ impl ModelWeights {
         let sites = Arc::new(recorder.sites(backend));
         let heads = files.embedding().map(|embedding| Head::all(&mut loader, embedding)).transpose()?;
         let mut bytes = loader.bytes;
-        let encoder = match files.media() {
-            Some(media) => {
-                let mut weights = TowerWeights::load(files.encoder_weights(), &**backend, options.precision, &count)?;
-                let encoder = MediaEncoder::new(&mut weights, media, options.precision)?;
-                bytes += weights.bytes;
-                Some(encoder)
-            }
-            None => None,
-        };
+        let mut encoders = Encoders::default();
+        if let Some(media) = files.media() {
+            let mut weights = TowerWeights::load(files.encoder_weights(), &**backend, options.precision, &count)?;
+            encoders = media.try_map(|config| MediaEncoder::new(&mut weights, config, options.precision))?;
+            bytes += weights.bytes;
+        }
         progress(LoadProgress { done_bytes: total_bytes, total_bytes });
         let rows = max_logit_rows(options.max_num_seqs);
         let embedder = files.embedding().zip(heads).map(|(config, heads)| Embedder::new(&**backend, config, heads, rows));
-        Ok(Self { decoder, bytes, watches: files.watches().cloned().collect(), embedder: embedder.transpose()?, encoder, sites })
+        Ok(Self { decoder, bytes, watches: files.watches().cloned().collect(), embedder: embedder.transpose()?, encoders, sites })
     }
 
     /// Loads a head that predicts further tokens, which shares the rest with its model.
@@ -99,7 +96,7 @@ impl ModelWeights {
         let decoder = MtpHead::new(&mut recorder, files.config())?.beside(&model.decoder);
         let sites = Arc::new(recorder.sites(backend));
         let (bytes, watches) = (loader.bytes, files.watches().cloned().collect());
-        Ok(Self { decoder, bytes, watches, embedder: None, encoder: None, sites })
+        Ok(Self { decoder, bytes, watches, embedder: None, encoders: Encoders::default(), sites })
     }
 
     /// That no file has changed.

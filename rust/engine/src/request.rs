@@ -69,6 +69,9 @@ pub enum MediaKind {
 }
 
 impl MediaKind {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Image, Self::Sound];
+
     /// What a part of a message calls it.
     pub fn part_type(self) -> &'static str {
         match self {

@@ -17,18 +17,25 @@ use device::{
 };
 use engine::{
     Completion, Engine, EngineConfig, GenerationRequest, Media, MediaKind, MediaOptions, Message, MessageContent, ModelDType,
-    ModelSource, SamplingParams, audio::Sound, images::RgbImage,
+    ModelSource, Prompt, SamplingParams,
+    audio::Sound,
+    images::{self, RgbImage},
 };
 use kernel_tests::{EmulatedDriver, Order};
 use media::{bits, config, edited, run};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-const MODELS: [&str; 1] = ["voxtral"];
+const MODELS: [&str; 5] = ["voxtral", "gemma4", "qwen2_audio", "audioflamingo3", "glmasr"];
+/// The one that sees as well.
+const SEEING: &str = "gemma4";
 
 #[derive(Deserialize)]
 struct Golden {
     cases: Vec<Case>,
+    /// Some frames of the first sound, by their numbers.
+    #[serde(default)]
+    features: Vec<(usize, Vec<f32>)>,
 }
 
 #[derive(Deserialize)]
@@ -65,6 +72,22 @@ fn sound(name: &str, len: usize) -> Media {
     Media::Sound(Arc::new(Sound::new(16_000, drawn::sound(name, len)).unwrap()))
 }
 
+fn image() -> Media {
+    let file = std::fs::read(common::golden_dir().join("vision/qwen3_vl/image0.png")).unwrap();
+    Media::Image(Arc::new(images::decode(&file, &images::Limits::default()).unwrap()))
+}
+
+/// What is encoded of a case: images, and sounds or chunks of them.
+fn num_encoded(name: &str, case: &Case) -> (usize, usize) {
+    let chunks = |sound: &DrawnSound| match name {
+        "gemma4" | "qwen2_audio" => 1,
+        "glmasr" => sound.len.div_ceil(32_000),
+        _ => sound.len.div_ceil(16_000),
+    };
+    let parts = case.messages.iter().flat_map(|message| &message.content);
+    (parts.filter(|part| part["type"] == "image").count(), case.sounds.iter().map(chunks).sum())
+}
+
 fn source(name: &str) -> ModelSource {
     ModelSource::HuggingFace { path: dir(name), tokenizer_json: None }
 }
@@ -76,8 +99,12 @@ fn engine(name: &str, config: &EngineConfig) -> Engine {
 fn request(case: &Case) -> GenerationRequest {
     let mut sounds = case.sounds.iter().map(|drawn| sound(&drawn.name, drawn.len));
     let message = |message: &GoldenMessage| {
-        let num_sounds = message.content.iter().filter(|part| part["type"] == "audio").count();
-        let media = sounds.by_ref().take(num_sounds).collect();
+        let media_of = |part: &Value| match part["type"].as_str() {
+            Some("audio") => sounds.next(),
+            Some("image") => Some(image()),
+            _ => None,
+        };
+        let media = message.content.iter().filter_map(media_of).collect();
         Message { media, ..Message::new(&message.role, MessageContent::Parts(message.content.clone())) }
     };
     let sampling = SamplingParams { logprobs: Some(20), ..greedy(case.greedy_ids.len()) };
@@ -103,7 +130,8 @@ fn difference(case: &Case, completion: &Completion) -> f64 {
 fn every_family_hears_as_transformers_does() {
     for name in MODELS {
         let engine = engine(name, &config());
-        assert_eq!(engine.media_kind(), Some(MediaKind::Sound));
+        let kinds = if name == SEEING { &MediaKind::ALL[..] } else { &[MediaKind::Sound] };
+        assert_eq!(engine.media_kinds(), kinds);
         for (number, case) in golden(name).cases.iter().enumerate() {
             let what = format!("{name}, case {number}");
             let mut asked = request(case);
@@ -159,7 +187,9 @@ fn chunks_batches_and_what_is_cached_change_no_bits() {
             let engine = engine(name, &config());
             golden.cases.iter().map(|case| bits(&run(&engine, request(case)).1)).collect()
         };
-        let mut small = EngineConfig { max_num_batched_tokens: 7, ..config() };
+        // An image whose rows see each other is not cut.
+        let step = if name == SEEING { 70 } else { 7 };
+        let mut small = EngineConfig { max_num_batched_tokens: step, ..config() };
         small.paged_attention.block_size = Some(8);
         let engine = engine(name, &small);
         for (case, expected) in golden.cases.iter().zip(&alone) {
@@ -167,8 +197,8 @@ fn chunks_batches_and_what_is_cached_change_no_bits() {
             let beside = [engine.submit(text.clone()).unwrap(), engine.submit(text).unwrap()];
             let (_, cold) = run(&engine, request(case));
             assert_eq!(&bits(&cold), expected, "{name}: in chunks, beside others");
-            let num_chunks: usize = case.sounds.iter().map(|sound| sound.len.div_ceil(16_000)).sum();
-            assert_eq!((cold.usage.encoded_sounds, cold.usage.encoded_images), (num_chunks, 0), "{name}");
+            let (num_images, num_chunks) = num_encoded(name, case);
+            assert_eq!((cold.usage.encoded_sounds, cold.usage.encoded_images), (num_chunks, num_images), "{name}");
             let (_, warm) = run(&engine, request(case));
             assert_eq!(&bits(&warm), expected, "{name}: with its prefix cached");
             assert_eq!(warm.usage.cached_tokens, case.input_ids.len() - 1, "{name}: tokens of the cached prefix");
@@ -199,12 +229,51 @@ fn preempted_requests_and_those_without_a_cache_encode_again() {
             engine.resume().unwrap();
             for answer in streams.into_iter().map(|stream| stream.wait().unwrap()) {
                 assert_eq!(bits(&answer), expected, "{name}, a pool of {num_tokens} tokens");
-                assert!(answer.usage.encoded_sounds >= 4 * (1 + answer.usage.preemptions), "{name}");
+                let (num_images, num_chunks) = num_encoded(name, case);
+                assert!(answer.usage.encoded_sounds >= num_chunks * (1 + answer.usage.preemptions), "{name}");
+                assert!(answer.usage.encoded_images >= num_images * (1 + answer.usage.preemptions), "{name}");
                 preemptions += answer.usage.preemptions;
             }
         }
         assert!(preemptions > 0, "{name}: nobody was preempted");
     }
+}
+
+/// Features that are not Whisper's.
+#[test]
+fn features_are_those_of_transformers() {
+    let json: Value = serde_json::from_slice(&std::fs::read(dir(SEEING).join("processor_config.json")).unwrap()).unwrap();
+    let processor = engine::audio::Processor::from_json("test", json["feature_extractor"].as_object().unwrap()).unwrap();
+    let golden = golden(SEEING);
+    let Media::Sound(sound) = sound(&golden.cases[0].sounds[0].name, golden.cases[0].sounds[0].len) else { unreachable!() };
+    let features = processor.process(&sound).unwrap();
+    assert_eq!(processor.frames_of(&sound), [features.num_frames]);
+    let (last, _) = golden.features.last().unwrap();
+    assert_eq!(last + 1, features.num_frames);
+    for (frame, expected) in &golden.features {
+        let found = &features.chunks[0][frame * features.num_mel_bins..][..features.num_mel_bins];
+        let most = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(most < 1e-4, "frame {frame}: {most}");
+    }
+}
+
+#[test]
+fn images_and_sounds_of_a_request_go_to_their_own_encoders() {
+    let engine = engine(SEEING, &config());
+    let case = &golden(SEEING).cases[1];
+    let (_, first) = run(&engine, request(case));
+    assert_eq!((first.usage.encoded_images, first.usage.encoded_sounds), (1, 2));
+    // The same in another order: nothing is encoded anew, and the answer is another.
+    let Prompt::Chat { mut messages, options } = request(case).prompt else { unreachable!() };
+    messages[0].media.swap(0, 1);
+    let MessageContent::Parts(parts) = &mut messages[0].content else { unreachable!() };
+    parts.swap(1, 2);
+    let swapped = GenerationRequest { prompt: Prompt::Chat { messages, options }, ..request(case) };
+    let (prompt, other) = run(&engine, swapped);
+    assert_eq!((other.usage.encoded_images, other.usage.encoded_sounds), (0, 0));
+    let place = |prompt: &[u32], id: u32| prompt.iter().position(|token| *token == id).unwrap();
+    assert!(place(&prompt, 48) < place(&prompt, 28) && place(&case.input_ids, 28) < place(&case.input_ids, 48));
+    assert_ne!(bits(&first), bits(&other));
 }
 
 #[test]
@@ -296,10 +365,98 @@ fn a_configuration_that_makes_no_sense_is_refused_by_its_key() {
         ("preprocessor_config.json", "Whisper", "Clap", "ClapFeatureExtractor"),
         ("preprocessor_config.json", "\"hop_length\": 160", "\"hop_length\": 320", "twice the positions"),
     ];
-    for (file, from, to, part) in refused {
-        let copy = edited(&dir("voxtral"), file, from, to);
+    let refused = refused.map(|(file, from, to, part)| ("voxtral", file, from, to, part)).into_iter();
+    let others = [
+        ("gemma4", "config.json", "context_left\":5", "context_left\":1", "attention_context_left"),
+        (
+            "gemma4",
+            "config.json",
+            "logit_cap\":3.0",
+            "logit_cap\":3.0,\"attention_invalid_logits_value\":-9",
+            "invalid_logits_value",
+        ),
+        ("gemma4", "config.json", "_channels\":[16,4]", "_channels\":[16]", "subsampling_conv_channels"),
+        ("gemma4", "config.json", "_channels\":[16,4]", "_channels\":[16,5]", "subsample_conv_projection"),
+        ("gemma4", "config.json", "logit_cap\":3.0", "logit_cap\":0.0", "no positive numbers"),
+        ("gemma4", "config.json", "kernel_size\":3", "kernel_size\":0", "a width of convolutions of 0"),
+        ("gemma4", "config.json", "attention_heads\":3", "attention_heads\":5", "of 5 heads"),
+        ("gemma4", "config.json", "audio_token_id\":28", "audio_token_id\":48", "stands for images"),
+        ("gemma4", "config.json", "\"boa_token_id\":29,", "", "boa_token_id"),
+        ("gemma4", "processor_config.json", "Gemma4Audio", "Whisper", "goes with features of Gemma4AudioFeatureExtractor"),
+        ("gemma4", "processor_config.json", "\"feature_extractor\"", "\"no\"", "preprocessor_config.json"),
+        ("glmasr", "config.json", "intermediate_size\":128", "intermediate_size\":64", "4 times the width"),
+        ("glmasr", "config.json", "rope_type\":\"default\",\"rope_theta\":10000.0,\"p", "rope_type\":\"yarn\",\"p", "`yarn`"),
+        ("glmasr", "config.json", "rotary_factor\":0.5", "rotary_factor\":1.5", "partial_rotary_factor"),
+        ("qwen2_audio", "config.json", "\"audio_token_index\":28,", "", "audio_token_index"),
+        ("audioflamingo3", "config.json", "max_source_positions\":50", "max_source_positions\":60", "twice the positions"),
+    ];
+    for (name, file, from, to, part) in refused.chain(others) {
+        let copy = edited(&dir(name), file, from, to);
         let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
         let error = Engine::load(&source, &config(), &|_| {}).err().unwrap().to_string();
         assert!(error.contains(part), "{error}");
     }
+}
+
+/// What config.json does not describe is not loaded, and asked for not given.
+#[test]
+fn one_of_two_encoders_may_be_missing() {
+    let text = std::fs::read_to_string(dir(SEEING).join("config.json")).unwrap();
+    let whole: Value = serde_json::from_str(&text).unwrap();
+    for (key, kind, refused) in
+        [("vision_config", MediaKind::Sound, image()), ("audio_config", MediaKind::Image, sound("a", 9000))]
+    {
+        let copy = edited(&dir(SEEING), "chat_template.jinja", "<|im_start|>", "<|im_start|>");
+        let mut config_of_one = whole.clone();
+        config_of_one[key] = Value::Null;
+        std::fs::write(copy.path().join("config.json"), config_of_one.to_string()).unwrap();
+        let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
+        let engine = Engine::load(&source, &config(), &|_| {}).unwrap();
+        assert_eq!(engine.media_kinds(), [kind]);
+        let part = refused.kind().part_type();
+        let error = engine.submit(about(refused, vec![json!({ "type": part })])).err().unwrap().to_string();
+        assert!(error.contains("this model takes"), "{error}");
+    }
+    let neither =
+        edited(&dir(SEEING), "config.json", "_config\":{\"model_type\":\"gemma4_", "_other\":{\"model_type\":\"gemma4_");
+    let source = ModelSource::HuggingFace { path: neither.path().to_owned(), tokenizer_json: None };
+    assert!(Engine::load(&source, &config(), &|_| {}).is_err());
+}
+
+#[test]
+fn sounds_are_counted_where_the_folder_has_no_template_of_them() {
+    let case = &golden("qwen2_audio").cases[1];
+    let text = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nfirst\
+                Audio 1: <|audio_bos|>*<|audio_eos|>\nthen aAudio 2: <|audio_bos|>*<|audio_eos|>\n<|im_end|>\n<|im_start|>assistant\n";
+    for template in [None, Some("{% for m in messages %}{{ m['content'] }}{% endfor %}")] {
+        let copy = edited(&dir("qwen2_audio"), "chat_template.jinja", "<|im_start|>", "<|im_start|>");
+        let file = copy.path().join("chat_template.jinja");
+        match template {
+            None => std::fs::remove_file(file).unwrap(),
+            Some(text) => std::fs::write(file, text).unwrap(),
+        }
+        let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
+        let engine = Engine::load(&source, &config(), &|_| {}).unwrap();
+        let Prompt::Chat { messages, options } = request(case).prompt else { unreachable!() };
+        let (rendered, _) = engine.render_chat(&messages, &options).unwrap();
+        let mut short = rendered.replace("<|AUDIO|>", "*");
+        while short.contains("**") {
+            short = short.replace("**", "*");
+        }
+        assert_eq!(short, text);
+    }
+}
+
+#[test]
+fn sounds_that_a_model_was_not_trained_for_are_refused() {
+    let fails = |name: &str, len: usize, part: &str| {
+        let engine = engine(name, &config());
+        let error = engine.submit(about(sound("a", len), vec![json!({ "type": "audio" })])).err().unwrap().to_string();
+        assert!(error.contains(part), "{name}: {error}");
+    };
+    fails("qwen2_audio", 16_001, "longer than the 1 seconds");
+    fails("gemma4", 480_001, "longer than the 30 seconds");
+    fails("gemma4", 160, "a frame needs 161");
+    fails("glmasr", 600, "too short to become a vector");
+    fails("qwen2_audio", 300, "too short to become a vector");
 }

@@ -44,7 +44,7 @@ pub struct ModelContext {
     /// The chat template knows the role "developer"; else such messages become the system's.
     pub knows_developer: bool,
     /// What it takes beside text.
-    pub media: Option<MediaKind>,
+    pub media: Vec<MediaKind>,
     /// What it is called.
     pub model_id: String,
 }

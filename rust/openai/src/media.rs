@@ -27,17 +27,18 @@ fn pending_kind(part: &Value) -> Option<MediaKind> {
 
 /// Refuses what the model does not take.
 fn check_taken(place: &str, part_type: &str, kind: MediaKind, context: &ModelContext) -> Result<(), ApiError> {
-    if context.media == Some(kind) {
+    if context.media.contains(&kind) {
         return Ok(());
     }
     let (name, given, verb) = match kind {
         MediaKind::Image => ("images_not_supported", "images", "sees"),
         MediaKind::Sound => ("audio_not_supported", "sounds", "hears"),
     };
-    let takes = match context.media {
-        None => "text only",
-        Some(MediaKind::Image) => "text and images",
-        Some(MediaKind::Sound) => "text and sounds",
+    // It does not take the one that is given.
+    let takes = match context.media[..] {
+        [] => "text only",
+        [MediaKind::Image, ..] => "text and images",
+        [MediaKind::Sound, ..] => "text and sounds",
     };
     let message = format!(
         "`{place}.type` is \"{part_type}\", and the model `{}` takes {takes}; a model that {verb}, loaded with `serve multimodal`, \
@@ -159,11 +160,15 @@ mod tests {
     use crate::messages::parse;
 
     fn context(sees: bool) -> ModelContext {
-        ModelContext { media: sees.then_some(MediaKind::Image), model_id: "m".into(), ..ModelContext::default() }
+        ModelContext {
+            media: if sees { vec![MediaKind::Image] } else { Vec::new() },
+            model_id: "m".into(),
+            ..ModelContext::default()
+        }
     }
 
     fn hears() -> ModelContext {
-        ModelContext { media: Some(MediaKind::Sound), model_id: "m".into(), ..ModelContext::default() }
+        ModelContext { media: vec![MediaKind::Sound], model_id: "m".into(), ..ModelContext::default() }
     }
 
     fn message(part: &Value) -> Vec<Value> {

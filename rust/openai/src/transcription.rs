@@ -117,7 +117,7 @@ impl TranscriptionForm {
 /// # Errors
 /// For one that makes none.
 pub fn check_model(context: &ModelContext, knows: bool) -> Result<(), ApiError> {
-    if context.media == Some(MediaKind::Sound) && knows {
+    if context.media.contains(&MediaKind::Sound) && knows {
         return Ok(());
     }
     let message = format!("the model `{}` makes no transcriptions; one that does is Voxtral", context.model_id);
@@ -165,9 +165,9 @@ mod tests {
         }
         let twice = form(&[("language", "en"), ("language", "fr")]).unwrap_err();
         assert_eq!((twice.param.as_deref(), twice.message.contains("twice")), (Some("language"), true), "{}", twice.message);
-        let hearing = ModelContext { media: Some(MediaKind::Sound), ..ModelContext::default() };
+        let hearing = ModelContext { media: vec![MediaKind::Sound], ..ModelContext::default() };
         assert!(check_model(&hearing, true).is_ok());
-        let seeing = ModelContext { media: Some(MediaKind::Image), ..ModelContext::default() };
+        let seeing = ModelContext { media: vec![MediaKind::Image], ..ModelContext::default() };
         for (context, knows) in [(seeing, true), (hearing, false)] {
             let error = check_model(&context, knows).unwrap_err();
             assert!(error.message.contains("makes no transcriptions"));

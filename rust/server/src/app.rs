@@ -72,7 +72,7 @@ impl App {
         let seeing = Seeing::new(&config)?;
         let context = ModelContext {
             knows_developer: engine.chat_template().is_some_and(|text| text.contains("developer")),
-            media: engine.media_kind(),
+            media: engine.media_kinds(),
             model_id: config.model_id.clone(),
         };
         let fingerprint = format!("mistral_paged-{}-{}", env!("CARGO_PKG_VERSION"), engine.architecture());

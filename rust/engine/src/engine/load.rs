@@ -29,6 +29,7 @@ use crate::{
     grammar::GrammarCompiler,
     kv_tier::Swapper,
     lora::{self, Registry},
+    media::Encoders,
     model::{DecoderConfig, ModelFiles, mtp},
     model_runner::{ModelRunner, RunnerOptions},
     weights::SafetensorsFiles,
@@ -207,7 +208,7 @@ fn check_kind(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<
 
 /// Rows of an image that see each other at most: as many as a step has, where any do.
 fn longest_span(files: &ModelFiles, config: &EngineConfig) -> usize {
-    let Some(media) = files.media().filter(|media| media.sees_spans) else { return 1 };
+    let Some(media) = files.media().and_then(Encoders::with_spans) else { return 1 };
     media.rows_of_tile().clamp(1, config.max_num_batched_tokens)
 }
 
@@ -218,7 +219,8 @@ fn adapter_bytes(config: &EngineConfig) -> Result<u64, EngineError> {
 
 /// Bytes that outputs of a model's encoder may take.
 fn encoder_cache_bytes(options: &MediaOptions, files: &ModelFiles) -> u64 {
-    options.cache_bytes(files.media().map_or(0, |media| media.largest_kept(files.config())))
+    let largest = files.media().into_iter().flat_map(Encoders::iter).map(|media| media.largest_kept(files.config())).max();
+    options.cache_bytes(largest.unwrap_or(0))
 }
 
 fn planned_model<'a>(
@@ -427,7 +429,7 @@ fn load_draft(
 
 fn warn_of_senses(files: &ModelFiles) {
     if files.leaves_out_senses() {
-        tracing::warn!("only the language model is computed, and images and sounds are not: Which.MultimodalPlain takes images");
+        tracing::warn!("only the language model is computed, and images and sounds are not: Which.MultimodalPlain takes them");
     }
 }
 

@@ -42,8 +42,14 @@ pub use plan::{DeviceBytes, GroupPlan, MemoryPlan};
 use crate::{
     AdapterChoice, AdapterInfo, AdapterStatus, AdapterTraffic, EmbeddingConfig, EngineError, EventSink, GenerationConfig,
     GenerationRequest, LoadAdapter, MediaKind, Message, RenderOptions, RequestStream, ResolvedSampling, SamplingParams,
-    chat_template::ChatTemplate, completion::CompletionCollector, grammar::GrammarCompiler, kv_tier::FlushOnDrop, lora::Registry,
-    media::MediaConfig, tokenizer::Tokenizer, tools::Dialect,
+    chat_template::ChatTemplate,
+    completion::CompletionCollector,
+    grammar::GrammarCompiler,
+    kv_tier::FlushOnDrop,
+    lora::Registry,
+    media::{Encoders, MediaConfig},
+    tokenizer::Tokenizer,
+    tools::Dialect,
 };
 use output::WaitingTokens;
 pub use sequence::{Continuation, Sequence};
@@ -73,7 +79,7 @@ struct Shared {
     /// `None`: it makes text.
     embedding: Option<EmbeddingConfig>,
     /// `None`: it takes text alone.
-    media: Option<MediaConfig>,
+    media: Option<Encoders<MediaConfig>>,
     /// Whether tokens rotate by more than their position.
     has_rope_axes: bool,
     /// Rows of an image that see each other at most.
@@ -363,8 +369,8 @@ impl Engine {
     }
 
     /// What it takes beside text.
-    pub fn media_kind(&self) -> Option<MediaKind> {
-        self.shared.media.as_ref().map(MediaConfig::kind)
+    pub fn media_kinds(&self) -> Vec<MediaKind> {
+        self.shared.media.as_ref().map(Encoders::kinds).unwrap_or_default()
     }
 
     /// The tokenizer.

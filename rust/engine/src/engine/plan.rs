@@ -18,7 +18,7 @@ use super::{DEFAULT_MTP_DRAFTS, EngineConfig, ModelDType, snapshots};
 use crate::{
     EmbeddingConfig, EngineError, Isq,
     embedding::{self, Head as EmbeddingHead},
-    media::{MediaConfig, MediaEncoder, TowerWeights},
+    media::{Encoders, MediaConfig, MediaEncoder, TowerWeights},
     model::{
         DecoderConfig,
         config::{AttentionConfig, FfnConfig, LayerConfig, Norms},
@@ -109,7 +109,7 @@ pub(super) struct PlannedModel<'a> {
     /// How it makes embeddings, if it does.
     pub embedding: Option<&'a EmbeddingConfig>,
     /// How it sees, if it does.
-    pub media: Option<(&'a MediaConfig, &'a WeightSource)>,
+    pub media: Option<(&'a Encoders<MediaConfig>, &'a WeightSource)>,
     /// Who proposes drafts, if a model does: on the same device.
     pub draft: Option<PlannedDraft<'a>>,
 }
@@ -430,9 +430,11 @@ fn beside_kv(
     if let Some((media, weights)) = model.media {
         let backend = if let PlannedDevices::Own { backend, .. } = devices { Some(backend) } else { None };
         let mut counter = TowerWeights::count(weights, backend, precision(config))?;
-        MediaEncoder::new(&mut counter, media, precision(config))?;
+        for encoder in media.iter() {
+            MediaEncoder::new(&mut counter, encoder, precision(config))?;
+            bytes[0].activations += encoder.activation_bytes();
+        }
         bytes[0].weights += counter.bytes;
-        bytes[0].activations += media.activation_bytes();
     }
     let shape = workspace_shape(model, config, longest, [counter.layer_dtype, counter.lm_head_dtype]);
     match devices {
@@ -529,7 +531,7 @@ fn workspace_shape(
         recurrent_width: model.largest(|layer| layer.recurrent.map_or(0, |it| it.projected_width(model.hidden_size))),
         has_latent: model.layers.iter().any(|layer| layer.attention.latent.is_some()),
     };
-    planned.media.map_or(shape, |(media, _)| media.widen(shape))
+    planned.media.map_or(shape, |(media, _)| media.iter().fold(shape, |shape, config| config.widen(shape)))
 }
 
 /// What is kept of each request for a head to go on from: a hidden state of its last token, and of each draft.

@@ -6,7 +6,7 @@ use super::{Shared, forgery};
 use crate::{
     EngineError, MediaKind, Message, MessageContent, Prompt,
     chat_template::{ChatTemplate, RenderOptions},
-    media::{MediaConfig, PromptItem},
+    media::{Encoders, MediaConfig, PromptItem},
     tools::with_tools,
 };
 
@@ -17,7 +17,7 @@ const MEDIA_MARK: char = '\u{FDD1}';
 pub fn media_of(shared: &Shared, messages: &[Message]) -> Result<Vec<Vec<Arc<PromptItem>>>, EngineError> {
     let media: Vec<_> = messages.iter().flat_map(|message| &message.media).collect();
     let Some(first) = media.first() else { return Ok(Vec::new()) };
-    let config = shared.media.as_ref().ok_or_else(|| {
+    let configs = shared.media.as_ref().ok_or_else(|| {
         let (given, verb) = match first.kind() {
             MediaKind::Image => ("images", "sees"),
             MediaKind::Sound => ("sounds", "hears"),
@@ -27,13 +27,13 @@ pub fn media_of(shared: &Shared, messages: &[Message]) -> Result<Vec<Vec<Arc<Pro
              leave them out"
         ))
     })?;
-    let num_rows: usize = media.iter().map(|media| PromptItem::num_rows(config, media)).sum();
+    let num_rows: usize = media.iter().map(|media| PromptItem::num_rows(configs, media)).sum();
     let max_len = shared.max_model_len;
     if num_rows >= max_len {
         let message = format!("the sounds take {num_rows} tokens, and the model's context has {max_len}: make them shorter");
         return Err(EngineError::PromptTooLong { prompt_tokens: num_rows, max_tokens: max_len, message });
     }
-    media.into_iter().map(|media| PromptItem::all(config, media)).collect()
+    media.into_iter().map(|media| PromptItem::all(configs, media)).collect()
 }
 
 /// Token ids of a conversation, and its text as the chat template renders it, with the places of its images and sounds.
@@ -51,14 +51,13 @@ pub fn render_chat(
     let rendered = render(template, messages, options);
     let text = match shared.media.as_ref().filter(|_| !media.is_empty()) {
         None => rendered?,
-        Some(config) => {
-            let replaced = config.replaced(&shared.tokenizer);
+        Some(configs) => {
             // Templates that know texts alone leave them out, or fail.
             let text = match rendered {
-                Ok(text) if text.matches(&replaced).count() == media.len() => text,
-                _ => render(template, &with_marks(messages), options)?.replace(MEDIA_MARK, &replaced),
+                Ok(text) if places(shared, configs, &text).iter().map(|place| place.kind).eq(kinds(media)) => text,
+                _ => marked_places(shared, configs, &render(template, &with_marks(messages), options)?, media),
             };
-            expand(shared, config, &text, media)?
+            expand(shared, configs, &text, media)?
         }
     };
     let text = text + &options.appended;
@@ -85,30 +84,74 @@ fn with_marks(messages: &[Message]) -> Vec<Message> {
     messages.iter().map(flat).collect()
 }
 
+/// Which kinds these are.
+fn kinds(media: &[Vec<Arc<PromptItem>>]) -> impl Iterator<Item = MediaKind> {
+    media.iter().filter_map(|items| items.first()).map(|item| item.kind)
+}
+
+/// The place of an image or a sound in a text.
+struct Place {
+    start: usize,
+    len: usize,
+    kind: MediaKind,
+}
+
+/// The places that a rendered text has for images and sounds, in order.
+fn places(shared: &Shared, configs: &Encoders<MediaConfig>, text: &str) -> Vec<Place> {
+    let mut places = Vec::new();
+    for config in configs.iter() {
+        let (replaced, kind) = (config.replaced(&shared.tokenizer), config.kind());
+        places.extend(text.match_indices(&replaced).map(|(start, found)| Place { start, len: found.len(), kind }));
+    }
+    places.sort_by_key(|place| place.start);
+    places
+}
+
+/// A text with the places of images and sounds where it has marks, in order.
+fn marked_places(shared: &Shared, configs: &Encoders<MediaConfig>, text: &str, media: &[Vec<Arc<PromptItem>>]) -> String {
+    let mut replaced = kinds(media).filter_map(|kind| Some(configs.get(kind)?.replaced(&shared.tokenizer)));
+    let mut parts = text.split(MEDIA_MARK);
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + &replaced.next().unwrap_or_default() + part)
+}
+
 /// A rendered text with what images and sounds become in the places that the template has for them.
-fn expand(shared: &Shared, config: &MediaConfig, text: &str, media: &[Vec<Arc<PromptItem>>]) -> Result<String, EngineError> {
-    let replaced = config.replaced(&shared.tokenizer);
-    let places: Vec<_> = text.match_indices(&replaced).map(|(at, _)| at).collect();
-    if places.len() != media.len() {
-        return Err(EngineError::ChatTemplate(format!(
-            "the chat template writes {replaced:?} {} times for {} {}: it must once for each",
-            places.len(),
-            media.len(),
-            config.kind().plural()
-        )));
+fn expand(
+    shared: &Shared,
+    configs: &Encoders<MediaConfig>,
+    text: &str,
+    media: &[Vec<Arc<PromptItem>>],
+) -> Result<String, EngineError> {
+    let places = places(shared, configs, text);
+    for config in configs.iter() {
+        let num_places = places.iter().filter(|place| place.kind == config.kind()).count();
+        let num_given = kinds(media).filter(|kind| *kind == config.kind()).count();
+        if num_places != num_given {
+            return Err(EngineError::ChatTemplate(format!(
+                "the chat template writes {:?} {num_places} times for {num_given} {}: it must once for each",
+                config.replaced(&shared.tokenizer),
+                config.kind().plural()
+            )));
+        }
+    }
+    if !places.iter().map(|place| place.kind).eq(kinds(media)) {
+        return Err(EngineError::ChatTemplate(
+            "the chat template writes images and sounds in another order than they have".into(),
+        ));
     }
     let (mut expanded, mut rest) = (String::new(), 0);
     for (place, items) in places.into_iter().zip(media) {
-        expanded.push_str(&text[rest..place]);
+        let Some(config) = configs.get(place.kind) else { continue };
+        expanded.push_str(&text[rest..place.start]);
         let mut layouts = items.iter().map(|item| &item.layout);
-        match (config.kind(), layouts.next()) {
+        match (place.kind, layouts.next()) {
             (MediaKind::Image, Some(layout)) => expanded.push_str(&config.expansion(&shared.tokenizer, layout)),
             (_, first) => expanded.push_str(&config.expansion_of_chunks(&shared.tokenizer, first.into_iter().chain(layouts))),
         }
-        rest = place + replaced.len();
+        rest = place.start + place.len;
     }
     expanded.push_str(&text[rest..]);
-    Ok(config.joined(expanded))
+    Ok(configs.iter().fold(expanded, |text, config| config.joined(text)))
 }
 
 /// As `options` says, up to the end of the last message's text at most.
@@ -166,8 +209,11 @@ pub fn tokenize(
     }
     // A tokenizer may know more tokens than the model has embeddings. That of images may stand behind those of answers.
     let vocab_size = shared.vocab_size;
-    let of_images = shared.media.as_ref().filter(|_| !media.is_empty() || goes_on_from_media).map(|media| media.token_id);
-    if let Some(&bad) = ids.iter().find(|&&id| id as usize >= vocab_size && Some(id) != of_images) {
+    let of_media = || {
+        let configs = shared.media.as_ref().filter(|_| !media.is_empty() || goes_on_from_media);
+        configs.into_iter().flat_map(Encoders::iter).map(|config| config.token_id)
+    };
+    if let Some(&bad) = ids.iter().find(|&&id| id as usize >= vocab_size && !of_media().any(|of_media| of_media == id)) {
         let token = shared.tokenizer.token_text(bad);
         return Err(EngineError::InvalidArgument(format!(
             "the prompt has token id {bad} ({token:?}), which is outside of the model's vocabulary of {vocab_size}"

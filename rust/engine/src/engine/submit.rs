@@ -169,8 +169,8 @@ fn place_media(
     num_given: usize,
 ) -> Result<Option<Arc<PromptItems>>, EngineError> {
     let placed = match &shared.media {
-        Some(config) if !media.is_empty() => Some(Arc::new(
-            PromptItems::place(config, shared.has_rope_axes, media.concat(), token_ids)
+        Some(configs) if !media.is_empty() => Some(Arc::new(
+            PromptItems::place(configs, shared.has_rope_axes, &media.concat(), token_ids)
                 .map_err(|error| if token_ids.len() < num_given { cut_media() } else { error })?,
         )),
         _ => source.and_then(|sequence| sequence.origin.items.clone()),
@@ -180,7 +180,8 @@ fn place_media(
     }
     if let Some(placed) = placed.as_ref().filter(|placed| placed.are_crossed) {
         let num_places: usize = placed.items.iter().map(|placed| placed.positions.len()).sum();
-        if token_ids.iter().filter(|id| **id == placed.token_id).count() != num_places {
+        let of_images = placed.items.first().map(|placed| placed.item.token_id);
+        if token_ids.iter().filter(|id| Some(**id) == of_images).count() != num_places {
             let text = "what comes behind a sequence has the token of an image: send the image in a message";
             return Err(EngineError::InvalidArgument(text.into()));
         }

@@ -1,7 +1,9 @@
 //! Families of models that see or hear: each maps its configuration to the one encoder.
 
+mod check;
 mod cohere;
 mod gemma4;
+mod gemma4_audio;
 mod glm4v;
 mod internvl;
 mod lfm2;
@@ -11,27 +13,30 @@ mod phi3;
 mod qwen;
 mod whisper;
 
+pub(super) use whisper::{QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE};
+
 use std::path::Path;
 
 use device::{Activation, NormKind};
 use serde_json::{Map, Value};
 
 use super::{
+    Encoders,
     config::{
-        Arrangement, MediaConfig, MediaProcessor, PatchLayout, Placeholder, Places, Positions, ProjectorConfig, ProjectorGate,
-        ProjectorLayer, ProjectorLayout, ProjectorNorm, Regroup, ResamplerConfig, Tiled, TowerConfig, TowerNames,
+        Arrangement, Body, MediaConfig, MediaProcessor, PatchLayout, Placeholder, Places, Positions, ProjectorConfig,
+        ProjectorGate, ProjectorLayer, ProjectorLayout, ProjectorNorm, Regroup, ResamplerConfig, Silence, TowerConfig,
+        TowerNames,
     },
-    tower::MAX_ROWS,
 };
 use crate::{
-    EngineError,
+    EngineError, MediaKind,
     model::{
         config::{DecoderConfig, MAX_LAYERS, MAX_SIZE},
         fields::{Fields, HfFields},
     },
 };
 
-/// A family, by HF `model_type` of the whole model.
+/// A family's encoder of images or of sounds, by HF `model_type` of the whole model. One that has both has two.
 struct Family {
     model_types: &'static [&'static str],
     /// Where config.json says what the encoder is like.
@@ -45,7 +50,7 @@ const VISION: &str = "vision_config";
 const AUDIO: &str = "audio_config";
 
 /// Every family whose images or sounds are computed.
-const FAMILIES: [Family; 20] = [
+const FAMILIES: [Family; 24] = [
     Family { model_types: &["llava"], key: VISION, is_one: false, read: llava },
     Family { model_types: &["llava_next"], key: VISION, is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], key: VISION, is_one: false, read: idefics2 },
@@ -56,6 +61,7 @@ const FAMILIES: [Family; 20] = [
     Family { model_types: &["qwen3_5", "qwen3_5_moe"], key: VISION, is_one: false, read: qwen::qwen3_5 },
     Family { model_types: &["gemma3"], key: VISION, is_one: false, read: gemma3 },
     Family { model_types: &["gemma4"], key: VISION, is_one: false, read: gemma4::gemma4 },
+    Family { model_types: &["gemma4"], key: AUDIO, is_one: false, read: gemma4_audio::gemma4_audio },
     Family { model_types: &["mistral3"], key: VISION, is_one: false, read: mistral3 },
     Family { model_types: &["glm4v"], key: VISION, is_one: false, read: glm4v::glm4v },
     Family { model_types: &["internvl"], key: VISION, is_one: false, read: internvl::internvl },
@@ -66,6 +72,9 @@ const FAMILIES: [Family; 20] = [
     Family { model_types: &["mllama"], key: VISION, is_one: false, read: mllama::mllama },
     Family { model_types: &["phi3_v"], key: VISION, is_one: true, read: phi3::phi3_v },
     Family { model_types: &["voxtral"], key: AUDIO, is_one: false, read: whisper::voxtral },
+    Family { model_types: &["qwen2_audio"], key: AUDIO, is_one: false, read: whisper::qwen2_audio },
+    Family { model_types: &["glmasr"], key: AUDIO, is_one: false, read: whisper::glmasr },
+    Family { model_types: &["audioflamingo3"], key: AUDIO, is_one: false, read: whisper::audioflamingo3 },
 ];
 
 /// The names of all families.
@@ -93,17 +102,21 @@ fn no_processor(folder: &Path) -> EngineError {
     EngineError::Load(format!("{}: neither preprocessor_config.json nor processor_config.json is there", folder.display()))
 }
 
-/// The family that config.json names.
-fn family(whole: &HfFields<'_>) -> Result<&'static Family, EngineError> {
+/// Those of the family that config.json names: of images, of sounds, or both.
+fn families_of(whole: &HfFields<'_>) -> Result<Vec<&'static Family>, EngineError> {
     let model_type = whole.text("model_type")?.unwrap_or_default();
-    FAMILIES.iter().find(|family| family.model_types.contains(&&model_type[..])).ok_or_else(|| {
-        let known = families().collect::<Vec<_>>().join(", ");
-        let text = format!("{}: images and sounds of `{model_type}` are not computed; those of {known} are", whole.what);
-        EngineError::NotSupported(text)
-    })
+    let found: Vec<_> = FAMILIES.iter().filter(|family| family.model_types.contains(&&model_type[..])).collect();
+    if found.is_empty() {
+        let mut known: Vec<_> = families().collect();
+        known.dedup();
+        let text =
+            format!("{}: images and sounds of `{model_type}` are not computed; those of {} are", whole.what, known.join(", "));
+        return Err(EngineError::NotSupported(text));
+    }
+    Ok(found)
 }
 
-impl MediaConfig {
+impl Encoders<MediaConfig> {
     /// From config.json and the processor's file beside it; `decoder` is the language model.
     ///
     /// # Errors
@@ -115,22 +128,51 @@ impl MediaConfig {
         decoder: &DecoderConfig,
         max_edge: Option<usize>,
     ) -> Result<Self, EngineError> {
-        let processor = if family(whole).is_ok_and(|family| family.key == AUDIO) {
-            if max_edge.is_some() {
-                let why = "max_edge (--max-edge) is about images, and this model takes sounds: leave it out";
-                return Err(EngineError::InvalidArgument(why.into()));
+        let families = match families_of(whole) {
+            Ok(families) => families,
+            // A folder without images or sounds is told so by what is missing.
+            Err(error) => {
+                images_of(folder, max_edge)?;
+                return Err(error);
             }
-            whisper::processor(folder)?
-        } else {
-            let processor = images::Processor::from_folder(folder).map_err(|why| EngineError::Load(why.to_string()))?;
-            MediaProcessor::Images(Box::new(images::Processor { max_edge, ..processor.ok_or_else(|| no_processor(folder))? }))
         };
-        Self::read(whole, decoder, processor)
+        // One that has only one kind must say what it is like.
+        let is_given = |family: &&&Family| families.len() == 1 || whole.value(family.key).is_some();
+        let given: Vec<_> = families.iter().filter(is_given).collect();
+        let Some(first) = given.first() else { return Err(whole.error(families[0].key, "is missing")) };
+        if first.key == AUDIO && max_edge.is_some() {
+            let why = "max_edge (--max-edge) is about images, and this model takes sounds: leave it out";
+            return Err(EngineError::InvalidArgument(why.into()));
+        }
+        let mut configs = Self::default();
+        for family in given {
+            let processor = if family.key == AUDIO { whisper::processor(folder)? } else { images_of(folder, max_edge)? };
+            let config = MediaConfig::read(whole, decoder, processor)?;
+            configs = configs.with(config.kind(), config);
+        }
+        let [image, sound] = MediaKind::ALL.map(|kind| configs.get(kind).map(|config| config.token_id));
+        if let (Some(image), Some(sound)) = (image, sound)
+            && image == sound
+        {
+            return Err(whole.error("audio_token_id", format!("is {sound}, which stands for images")));
+        }
+        Ok(configs)
     }
+}
 
+/// What makes tiles of images, as the folder says.
+fn images_of(folder: &Path, max_edge: Option<usize>) -> Result<MediaProcessor, EngineError> {
+    let processor = images::Processor::from_folder(folder).map_err(|why| EngineError::Load(why.to_string()))?;
+    Ok(MediaProcessor::Images(Box::new(images::Processor { max_edge, ..processor.ok_or_else(|| no_processor(folder))? })))
+}
+
+impl MediaConfig {
     /// From config.json and its processor.
     pub(crate) fn read(whole: &HfFields<'_>, decoder: &DecoderConfig, processor: MediaProcessor) -> Result<Self, EngineError> {
-        let family = family(whole)?;
+        let families = families_of(whole)?;
+        let key = if matches!(processor, MediaProcessor::Images(_)) { VISION } else { AUDIO };
+        // A family of the other kind says what is missing.
+        let family = families.iter().find(|family| family.key == key).unwrap_or(&families[0]);
         let encoder = match whole.child(family.key)? {
             Some(encoder) => encoder,
             None if family.is_one => HfFields::new(whole.what, Map::new()),
@@ -139,92 +181,6 @@ impl MediaConfig {
         let config = (family.read)(&Reader { whole, encoder, decoder, processor })?;
         config.check(decoder).map_err(|why| EngineError::Load(format!("{}: the encoder {why}", whole.what)))?;
         Ok(config)
-    }
-
-    fn check(&self, decoder: &DecoderConfig) -> Result<(), String> {
-        let TowerConfig { hidden_size, num_heads, intermediate_size, num_layers, patch_size, num_frames, .. } = self.tower;
-        let sizes = [
-            ("a width", hidden_size, MAX_SIZE),
-            ("a number of heads", num_heads, 4096),
-            ("a feed-forward size", intermediate_size, MAX_SIZE),
-            ("a number of layers", num_layers, MAX_LAYERS),
-            ("a patch size", patch_size, 1024),
-            ("a temporal patch size", num_frames, 16),
-        ];
-        if let Some((name, value, most)) = sizes.iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
-            return Err(format!("has {name} of {value}; it must be from 1 to {most}"));
-        }
-        let deep: Vec<_> = self.deep.iter().map(|deep| deep.layer).collect();
-        let is_behind = |layers: &[usize]| layers[0] < layers[1];
-        if !deep.windows(2).all(is_behind)
-            || deep.last().is_some_and(|last| *last >= num_layers)
-            || deep.len() > decoder.layers.len()
-        {
-            return Err(format!(
-                "takes states behind the layers {deep:?} of {num_layers}, for a decoder of {}",
-                decoder.layers.len()
-            ));
-        }
-        if let Some(tiled) = &self.tower.tiled {
-            let Tiled { max_tiles, num_global_layers, taken } = tiled;
-            if !(1..=64).contains(max_tiles) || *num_global_layers > MAX_LAYERS {
-                return Err(format!(
-                    "has {num_global_layers} layers over {max_tiles} tiles; there may be {MAX_LAYERS} over 1 to 64"
-                ));
-            }
-            if taken.len() > num_layers || taken.iter().any(|layer| *layer >= num_layers) {
-                return Err(format!("takes states behind the layers {taken:?}, which are counted from 0, of {num_layers}"));
-            }
-        }
-        if !hidden_size.is_multiple_of(num_heads) {
-            return Err(format!("has a width of {hidden_size}, not a multiple of {num_heads} heads"));
-        }
-        let head_dim = hidden_size / num_heads;
-        match self.tower.positions {
-            Positions::Rotary { theta, .. }
-            | Positions::Interpolated { theta, .. }
-            | Positions::Cubic { theta, .. }
-            | Positions::Turned { theta, .. }
-            | Positions::Axes { theta, .. }
-                if !head_dim.is_multiple_of(4) || !theta.is_finite() || theta <= 0.0 =>
-            {
-                return Err(format!("has heads of {head_dim} elements, which do not rotate by rows and columns"));
-            }
-            Positions::Learned { side }
-            | Positions::Fractions { side }
-            | Positions::Resized { side }
-            | Positions::Interpolated { side, .. }
-            | Positions::Cubic { side, .. }
-            | Positions::Turned { side, .. }
-                if !(1..=4096).contains(&side) =>
-            {
-                return Err(format!("has tiles of {side} patches a side; it must be from 1 to 4096"));
-            }
-            Positions::Line { len } if !(1..=MAX_ROWS).contains(&len) => {
-                return Err(format!("has {len} positions of a chunk; they must be from 1 to {MAX_ROWS}"));
-            }
-            Positions::Axes { side, .. } if !(1..=1 << 16).contains(&side) => {
-                return Err(format!("has positions of {side} patches a side; it must be from 1 to 65536"));
-            }
-            _ => {}
-        }
-        let side = match self.projector.regroup {
-            Regroup::Each => 1,
-            Regroup::Runs(side)
-            | Regroup::Squares(side)
-            | Regroup::Interleaved(side)
-            | Regroup::Means(side)
-            | Regroup::MeansOf(side) => side,
-        };
-        if !(1..=64).contains(&side) {
-            return Err(format!("puts {side} patches a side together; it must be from 1 to 64"));
-        }
-        if let (Positions::Learned { side }, Regroup::Means(num)) = (&self.tower.positions, self.projector.regroup)
-            && num > *side
-        {
-            return Err(format!("makes {num} means along {side} patches"));
-        }
-        Ok(())
     }
 }
 
@@ -346,27 +302,27 @@ impl Reader<'_, '_> {
     fn config(
         &self,
         architecture: &'static str,
-        tower: TowerConfig,
+        body: impl Into<Body>,
         projector: ProjectorConfig,
     ) -> Result<MediaConfig, EngineError> {
         let token = match self.processor {
             MediaProcessor::Images(_) => ["image_token_index", "image_token_id"],
             MediaProcessor::Sounds(_) => ["audio_token_index", "audio_token_id"],
         };
-        Ok(self.config_of_token(architecture, tower, projector, self.token(token)?))
+        Ok(self.config_of_token(architecture, body, projector, self.token(token)?))
     }
 
     /// The same with a token that stands for images or sounds.
     fn config_of_token(
         &self,
         architecture: &'static str,
-        tower: TowerConfig,
+        body: impl Into<Body>,
         projector: ProjectorConfig,
         token_id: u32,
     ) -> MediaConfig {
         MediaConfig {
             architecture,
-            tower,
+            body: body.into(),
             projector,
             arrangement: Arrangement::Tiles,
             placeholder: Placeholder::Repeated,
@@ -379,6 +335,7 @@ impl Reader<'_, '_> {
             places: PLACES,
             has_own_file: false,
             processor: self.processor.clone(),
+            silence: Silence::Heard,
         }
     }
 

@@ -8,8 +8,8 @@ use device::{Activation, NormKind};
 pub struct MediaConfig {
     /// HF `model_type` of the whole model.
     pub architecture: &'static str,
-    /// From patches to hidden states.
-    pub tower: TowerConfig,
+    /// From patches or frames to hidden states.
+    pub body: Body,
     /// From these to vectors of the decoder's width.
     pub projector: ProjectorConfig,
     /// What takes the place of the projector, if it does.
@@ -35,6 +35,81 @@ pub struct MediaConfig {
     pub has_own_file: bool,
     /// How an image or a sound becomes the encoder's input.
     pub processor: MediaProcessor,
+    /// What becomes of what fills up the last chunk of a sound.
+    pub silence: Silence,
+}
+
+/// What becomes of the silence that fills up the last chunk of a sound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Silence {
+    /// It becomes vectors as all else.
+    Heard,
+    /// Layers do not see its states, and it becomes no vectors.
+    Unseen,
+    /// Layers see its states, and it becomes no vectors.
+    Dropped,
+}
+
+/// What makes hidden states of an encoder's input.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Body {
+    /// A transformer.
+    Tower(Box<TowerConfig>),
+    /// A conformer, which hears.
+    Conformer(ConformerConfig),
+}
+
+impl From<TowerConfig> for Body {
+    fn from(tower: TowerConfig) -> Self {
+        Self::Tower(Box::new(tower))
+    }
+}
+
+impl From<ConformerConfig> for Body {
+    fn from(conformer: ConformerConfig) -> Self {
+        Self::Conformer(conformer)
+    }
+}
+
+/// A conformer (Gulati et al. 2020, arXiv:2005.08100) as Gemma 4 has it: two convolutions over frames and mel bins that take
+/// every other place of both, then layers of a feed-forward network, attention to what is near, a convolution over time, and a
+/// second feed-forward network, and a matrix behind them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConformerConfig {
+    /// Values of a frame of the features.
+    pub num_mel_bins: usize,
+    /// Frames of the longest sound.
+    pub max_frames: usize,
+    /// What comes out of each of the two convolutions, of each place.
+    pub channels: [usize; 2],
+    /// Width of the residual stream; feed-forward networks have four times as many columns.
+    pub hidden_size: usize,
+    /// Heads of queries, keys and values.
+    pub num_heads: usize,
+    /// Layers.
+    pub num_layers: usize,
+    /// Places that the convolution over time sees: its own and those before.
+    pub kernel_size: usize,
+    /// How much of a feed-forward network's output is added.
+    pub ffn_scale: f32,
+    /// `attention_chunk_size`, of which positions depend.
+    pub chunk_size: usize,
+    /// Places before its own that a position reaches; attention sees one less.
+    pub left: usize,
+    /// The same behind it.
+    pub right: usize,
+    /// Bound of scores.
+    pub score_cap: f32,
+    /// Bound of states before and behind parts of a layer.
+    pub state_cap: f32,
+    /// Of networks and of the convolution over time.
+    pub activation: Activation,
+    /// Added to the mean square, where a checkpoint's family lets a configuration say it.
+    pub eps: f32,
+    /// What goes into each product of a layer is bounded, and what comes out, by numbers that lie beside its matrix.
+    pub is_bounded: bool,
+    /// Columns of what comes out.
+    pub out_features: usize,
 }
 
 /// What makes an encoder's input.
@@ -158,6 +233,15 @@ pub enum Positions {
     Line {
         /// Frames of a chunk.
         len: usize,
+    },
+    /// Rotation of the first elements of each head by the number of a place (GLM-ASR).
+    Turns {
+        /// Frames of a chunk.
+        len: usize,
+        /// Elements of a head that rotate.
+        rotary_dim: usize,
+        /// Base of the frequencies.
+        theta: f64,
     },
     /// Vectors that are added, for tiles of `side` by `side` patches.
     Learned {
@@ -340,6 +424,8 @@ pub enum Regroup {
     Means(usize),
     /// Their mean, over squares of so many by so many.
     MeansOf(usize),
+    /// Their mean, of so many that follow each other in a row.
+    MeansOfRuns(usize),
 }
 
 impl Regroup {
@@ -347,7 +433,7 @@ impl Regroup {
     pub fn sides(self, of_tile: usize) -> [usize; 2] {
         match self {
             Self::Each => [1; 2],
-            Self::Runs(len) => [1, len],
+            Self::Runs(len) | Self::MeansOfRuns(len) => [1, len],
             Self::Squares(side) | Self::Interleaved(side) | Self::MeansOf(side) => [side; 2],
             Self::Means(num) => [of_tile / num.max(1); 2],
         }
@@ -356,7 +442,7 @@ impl Regroup {
     /// Columns of a row, of patches with `hidden` values.
     pub fn columns(self, hidden: usize) -> usize {
         match self {
-            Self::Each | Self::Means(_) | Self::MeansOf(_) => hidden,
+            Self::Each | Self::Means(_) | Self::MeansOf(_) | Self::MeansOfRuns(_) => hidden,
             Self::Runs(len) => hidden * len,
             Self::Squares(side) | Self::Interleaved(side) => hidden * side * side,
         }
@@ -384,8 +470,13 @@ pub enum Arrangement {
 pub enum Placeholder {
     /// The token of the image or the sound, as often as there are vectors.
     Repeated,
-    /// The same behind a text, unless it stands there already (Voxtral).
-    Begun(&'static str),
+    /// The same behind a text and before another, unless they stand there already (Voxtral, Qwen2-Audio).
+    Fringed {
+        /// What they stand behind.
+        before: &'static str,
+        /// What stands behind them.
+        after: &'static str,
+    },
     /// The same between two texts, in place of a text.
     Between {
         /// What is replaced: a special token of the tokenizer, by its id.
@@ -395,7 +486,7 @@ pub enum Placeholder {
         /// Behind them.
         after: String,
     },
-    /// The image token, as often as there are vectors, between two others.
+    /// The token of the image or the sound, as often as there are vectors, between two others.
     Enclosed {
         /// The token before them.
         before: u32,

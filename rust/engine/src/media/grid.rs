@@ -87,7 +87,7 @@ pub(crate) fn learned(positions: &Positions, grid: &Grid, (y, x): (usize, usize)
             down.iter().flat_map(corner).collect()
         }
         Positions::Axes { side, .. } => vec![(x, 1.0), (side + y, 1.0)],
-        Positions::Rotary { .. } => Vec::new(),
+        Positions::Rotary { .. } | Positions::Turns { .. } => Vec::new(),
     }
 }
 
@@ -133,6 +133,7 @@ fn bucket(i: usize, len: usize, side: usize) -> usize {
 /// Cosines and sines of patches, a row each, for heads of `head_dim` elements; those without a place do not rotate.
 pub(crate) fn rope_table(positions: &Positions, places: &[Option<(usize, usize)>], head_dim: usize) -> Option<RopeTable> {
     let (theta, takes_turns) = match *positions {
+        Positions::Turns { rotary_dim, theta, .. } => return Some(turns(places, rotary_dim, theta)),
         Positions::Rotary { theta, takes_turns } => (theta, takes_turns),
         Positions::Interpolated { theta, .. }
         | Positions::Cubic { theta, .. }
@@ -167,6 +168,15 @@ pub(crate) fn rope_table(positions: &Positions, places: &[Option<(usize, usize)>
     let [cos, sin] = [cos, sin].map(Constant::from);
     let style = if is_turned { RopeStyle::Interleaved } else { RopeStyle::Neox };
     Some(RopeTable { style, rotary_dim: 4 * quarter, cos, sin })
+}
+
+/// The same of the numbers of places in a row, for the first elements of a head.
+fn turns(places: &[Option<(usize, usize)>], rotary_dim: usize, theta: f64) -> RopeTable {
+    let frequencies: Vec<_> = (0..rotary_dim / 2).map(|i| theta.powf(-((2 * i) as f64) / rotary_dim as f64) as f32).collect();
+    let place = |place: &Option<(usize, usize)>| place.map_or(0, |(_, x)| x) as f32;
+    let angles = || places.iter().flat_map(|at| frequencies.iter().map(move |frequency| f64::from(place(at) * frequency) % TAU));
+    let [cos, sin] = [f64::cos, f64::sin].map(|of| Constant::from(angles().map(|angle| of(angle) as f32).collect::<Vec<_>>()));
+    RopeTable { style: RopeStyle::Neox, rotary_dim, cos, sin }
 }
 
 #[cfg(test)]

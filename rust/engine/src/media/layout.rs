@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use images::{Processed, Tile};
 
-use super::config::{Arrangement, MediaConfig, Placeholder};
+use super::config::{Arrangement, MediaConfig, Placeholder, TowerConfig};
 use crate::Tokenizer;
 
 /// What an image, or a chunk of a sound, becomes in a prompt.
@@ -37,7 +37,7 @@ impl ItemLayout {
             };
         };
         let vectors = |tile: &Tile| {
-            let [height, width] = config.tower.patches(tile);
+            let [height, width] = config.vectored(image, tile);
             let [down, across] = config.projector.regroup.sides(height);
             [height / down.max(1), width / across.max(1)]
         };
@@ -56,8 +56,11 @@ impl ItemLayout {
                 lines([1, 1]) + 1 + lines(tiles)
             }
         };
-        let (num_rows, num_vectors) =
-            if config.is_crossed { (1, image.tiles.len() * config.tower.rows_of_tile()) } else { (num_rows, num_rows) };
+        let (num_rows, num_vectors) = if config.is_crossed {
+            (1, image.tiles.len() * config.tower().map_or(0, TowerConfig::rows_of_tile))
+        } else {
+            (num_rows, num_rows)
+        };
         Self { num_rows, num_vectors, of_tiles, of_tile, tiles, unpadded }
     }
 
@@ -169,11 +172,14 @@ const AROUND: &str = "<fake_token_around_image>";
 const WHOLE: &str = "<|image|>";
 
 impl MediaConfig {
-    /// A prompt with all its expansions, in which one of two fences, or beginnings, that meet is left out.
+    /// A prompt with all its expansions, in which one of two fences, or fringes, that meet is left out.
     pub(crate) fn joined(&self, text: String) -> String {
         match self.placeholder {
             Placeholder::Fenced => text.replace(&AROUND.repeat(2), AROUND),
-            Placeholder::Begun(before) => text.replace(&before.repeat(2), before),
+            Placeholder::Fringed { before, after } => {
+                let text = text.replace(&before.repeat(2), before);
+                if after.is_empty() { text } else { text.replace(&after.repeat(2), after) }
+            }
             _ => text,
         }
     }
@@ -190,8 +196,14 @@ impl MediaConfig {
 
     /// What comes in its place, of the chunks of a sound.
     pub(crate) fn expansion_of_chunks<'a>(&self, tokenizer: &Tokenizer, chunks: impl Iterator<Item = &'a ItemLayout>) -> String {
-        let before = if let Placeholder::Begun(before) = self.placeholder { before } else { "" };
-        before.to_owned() + &tokenizer.token_text(self.token_id).repeat(chunks.map(|chunk| chunk.num_rows).sum())
+        let tokens = tokenizer.token_text(self.token_id).repeat(chunks.map(|chunk| chunk.num_rows).sum());
+        match self.placeholder {
+            Placeholder::Fringed { before, after } => [before, &tokens, after].concat(),
+            Placeholder::Enclosed { before, after } => {
+                [tokenizer.token_text(before), tokens, tokenizer.token_text(after)].concat()
+            }
+            _ => tokens,
+        }
     }
 
     /// What comes in its place, of an image.
@@ -203,7 +215,7 @@ impl MediaConfig {
                 let tiles: Vec<_> = image.of_tiles.iter().map(|rows| token.repeat(*rows)).collect();
                 format!("{AROUND}{}{AROUND}", tiles.join(AROUND))
             }
-            Placeholder::Repeated | Placeholder::Begun(_) => token.repeat(image.num_rows),
+            Placeholder::Repeated | Placeholder::Fringed { .. } => token.repeat(image.num_rows),
             Placeholder::Enclosed { before, after } => {
                 let [before, after] = [*before, *after].map(|id| tokenizer.token_text(id));
                 format!("{before}{}{after}", token.repeat(image.num_rows))

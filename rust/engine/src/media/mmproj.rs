@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value, json};
 
 use super::{
-    config::{MediaConfig, MediaProcessor, Places, ProjectorConfig, TowerNames},
+    config::{Body, MediaConfig, MediaProcessor, Places, ProjectorConfig, TowerNames},
     weights::TowerWeights,
 };
 use crate::{
@@ -221,9 +221,11 @@ impl MediaConfig {
         described.whole.insert("vision_config".into(), described.vision.into());
         let mut config =
             Self::read(&HfFields::new(&what, described.whole), decoder, MediaProcessor::Images(Box::new(processor)))?;
-        config.tower.intermediate_size = inner_size;
-        config.tower.eps = reader.eps()?;
-        config.tower.names = reader.names(kind, is_swapped);
+        if let Body::Tower(tower) = &mut config.body {
+            tower.intermediate_size = inner_size;
+            tower.eps = reader.eps()?;
+            tower.names = reader.names(kind, is_swapped);
+        }
         rename(&mut config.projector, kind.names);
         for deep in &mut config.deep {
             rename(&mut deep.projector, &DEEP_NAMES);
@@ -252,7 +254,7 @@ fn rename(projector: &mut ProjectorConfig, names: &[(&str, &'static str)]) {
 /// # Errors
 /// [`EngineError::NotSupported`] that names a tensor which this encoder has no use for.
 pub(super) fn check_rest(weights: &TowerWeights<'_>, config: &MediaConfig) -> Result<(), EngineError> {
-    let num_layers = config.tower.num_layers;
+    let num_layers = config.tower().map_or(0, |tower| tower.num_layers);
     let is_behind = |name: &str| {
         let number = name.strip_prefix("v.blk.").and_then(|rest| rest.split('.').next()).and_then(|number| number.parse().ok());
         number.is_some_and(|number: usize| number >= num_layers)

@@ -6,11 +6,14 @@
 //! ```
 //!
 //! There is one encoder for all families, as there is one decoder: [`MediaConfig`] says what it is like. It computes by the
-//! phases that the decoder has, over a KV storage of its own in which every tile is a request.
+//! phases that the decoder has, over a KV storage of its own in which every tile is a request. A model has one of images, one of
+//! sounds, or one of each ([`Encoders`]).
 
 mod arch;
 mod bounded;
 pub(crate) mod config;
+mod conformer;
+mod encoders;
 mod frames;
 mod grid;
 mod layout;
@@ -32,11 +35,14 @@ use paged::{EncoderContent, EncoderItem, EncoderKey};
 
 pub(crate) use arch::{families, hears};
 pub(crate) use config::MediaConfig;
+pub(crate) use encoders::Encoders;
 pub(crate) use layout::ItemLayout;
 pub(crate) use weights::TowerWeights;
 
 use crate::{EngineError, Media, MediaKind, model::DecoderConfig};
-use config::{Arrangement, MediaProcessor};
+use config::{Arrangement, Body, ConformerConfig, MediaProcessor, Silence, TowerConfig};
+use conformer::Conformer;
+use grid::Grid;
 use projector::Projector;
 use resampler::Resampler;
 use tower::Tower;
@@ -72,6 +78,8 @@ const KEY: [u8; 32] = [0; 32];
 pub(crate) struct PromptItem {
     /// Which of the two.
     pub(crate) kind: MediaKind,
+    /// The token in whose places its vectors go.
+    pub(crate) token_id: u32,
     /// What the encoder takes. A chunk is a tile of one row, as wide as it has frames, `[frames, mel bins]`.
     pub(crate) processed: Processed,
     /// What it becomes.
@@ -86,13 +94,16 @@ impl PromptItem {
     /// What an image or a sound is encoded as: the one as a whole, the other chunk by chunk.
     ///
     /// # Errors
-    /// [`EngineError::InvalidArgument`] for one that the processor refuses, with why, or that is not of its kind.
-    pub(crate) fn all(config: &MediaConfig, media: &Media) -> Result<Vec<Arc<Self>>, EngineError> {
-        match (media, &config.processor) {
-            (Media::Image(image), MediaProcessor::Images(processor)) => Ok(vec![Self::image(config, processor, image)?]),
-            (Media::Sound(sound), MediaProcessor::Sounds(processor)) => Self::chunks(config, processor, sound),
+    /// [`EngineError::InvalidArgument`] for one that the processor refuses, with why, or that no encoder takes.
+    pub(crate) fn all(configs: &Encoders<MediaConfig>, media: &Media) -> Result<Vec<Arc<Self>>, EngineError> {
+        let config = configs.get(media.kind());
+        match (media, config.map(|config| (config, &config.processor))) {
+            (Media::Image(image), Some((config, MediaProcessor::Images(processor)))) => {
+                Ok(vec![Self::image(config, processor, image)?])
+            }
+            (Media::Sound(sound), Some((config, MediaProcessor::Sounds(processor)))) => Self::chunks(config, processor, sound),
             (given, _) => {
-                let (taken, given) = (config.kind().plural(), given.kind().plural());
+                let (taken, given) = (configs.takes(), given.kind().plural());
                 Err(EngineError::InvalidArgument(format!(
                     "this model takes {taken}, and the messages have {given}: leave them out"
                 )))
@@ -101,22 +112,26 @@ impl PromptItem {
     }
 
     /// Rows of a prompt that a sound takes, before it is processed; 0 of an image.
-    pub(crate) fn num_rows(config: &MediaConfig, media: &Media) -> usize {
-        let (Media::Sound(sound), MediaProcessor::Sounds(processor)) = (media, &config.processor) else { return 0 };
-        let num_frames = processor.chunk_frames();
-        let tile = Tile { height: 1, width: num_frames, pixels: Vec::new() };
-        let chunk = Processed { tiles: vec![tile], original: (1, num_frames), grid: (0, 0), whole: 0 };
-        processor.num_chunks(sound).saturating_mul(ItemLayout::new(config, &chunk).num_rows)
+    pub(crate) fn num_rows(configs: &Encoders<MediaConfig>, media: &Media) -> usize {
+        let (Media::Sound(sound), Some(config)) = (media, configs.get(MediaKind::Sound)) else { return 0 };
+        let MediaProcessor::Sounds(processor) = &config.processor else { return 0 };
+        let rows = |len: usize| {
+            let num_frames = if processor.chunk_frames() > 0 { processor.chunk_frames() } else { len };
+            ItemLayout::new(config, &chunk_of(Vec::new(), num_frames, len)).num_rows
+        };
+        processor.frames_of(sound).into_iter().map(rows).fold(0, usize::saturating_add)
     }
 
     /// The chunks of a sound. Equal ones have equal keys, in whatever sound they are.
     fn chunks(config: &MediaConfig, processor: &audio::Processor, sound: &Sound) -> Result<Vec<Arc<Self>>, EngineError> {
         let features = processor.process(sound).map_err(|why| EngineError::InvalidArgument(format!("a sound: {why}")))?;
         let identity = processor.identity();
-        let item = |values: Vec<f32>| {
-            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let item = |(values, len): (Vec<f32>, usize)| {
+            let processed = chunk_of(values, features.num_frames, len);
+            let layout = ItemLayout::new(config, &processed);
+            let bytes: Vec<u8> = processed.tiles[0].pixels.iter().flat_map(|value| value.to_le_bytes()).collect();
             let item = EncoderItem {
-                dimensions: &[features.num_frames, features.num_mel_bins],
+                dimensions: &[features.num_frames, features.num_mel_bins, layout.num_rows],
                 mode: "log-mel",
                 processor: &identity,
                 tower: &[],
@@ -124,12 +139,16 @@ impl PromptItem {
                 content: EncoderContent::Samples(&bytes),
             };
             let key = item.key(&KEY);
-            let tile = Tile { height: 1, width: features.num_frames, pixels: values };
-            let processed = Processed { tiles: vec![tile], original: (1, features.num_frames), grid: (0, 0), whole: 0 };
-            let layout = ItemLayout::new(config, &processed);
-            Arc::new(Self { kind: MediaKind::Sound, layout, processed, key, before: Vec::new() })
+            Arc::new(Self { kind: MediaKind::Sound, token_id: config.token_id, layout, processed, key, before: Vec::new() })
         };
-        Ok(features.chunks.into_iter().map(item).collect())
+        let items = features.chunks.into_iter().zip(features.lens).map(item);
+        // What is left over of a sound may be too short for a vector.
+        let items: Vec<_> = items.filter(|item: &Arc<Self>| item.layout.num_rows > 0).collect();
+        if items.is_empty() {
+            let text = format!("a sound of {} samples is too short to become a vector", sound.samples().len());
+            return Err(EngineError::InvalidArgument(text));
+        }
+        Ok(items)
     }
 
     fn image(config: &MediaConfig, processor: &images::Processor, image: &RgbImage) -> Result<Arc<Self>, EngineError> {
@@ -138,7 +157,8 @@ impl PromptItem {
         let layout = ItemLayout::new(config, &processed);
         if layout.num_rows == 0 {
             let (height, width) = (image.height(), image.width());
-            let text = format!("an image of {width} x {height} pixels is less than a patch of {}", config.tower.patch_size);
+            let patch_size = config.tower().map_or(0, |tower| tower.patch_size);
+            let text = format!("an image of {width} x {height} pixels is less than a patch of {patch_size}");
             return Err(EngineError::InvalidArgument(text));
         }
         let item = EncoderItem {
@@ -149,7 +169,8 @@ impl PromptItem {
             adapter: &[],
             content: EncoderContent::Samples(image.pixels()),
         };
-        Ok(Arc::new(Self { kind: MediaKind::Image, processed, layout, key: item.key(&KEY), before: Vec::new() }))
+        let (kind, token_id, key) = (MediaKind::Image, config.token_id, item.key(&KEY));
+        Ok(Arc::new(Self { kind, token_id, processed, layout, key, before: Vec::new() }))
     }
 
     /// Images that are seen together, as one item: the last, behind the others.
@@ -163,6 +184,7 @@ impl PromptItem {
         let item = EncoderItem { dimensions: &[images.len()], mode: "images", processor: &[], tower: &[], adapter: &[], content };
         Some(Arc::new(Self {
             kind: last.kind,
+            token_id: last.token_id,
             processed: last.processed.clone(),
             layout: last.layout.clone(),
             key: item.key(&KEY),
@@ -181,6 +203,12 @@ impl PromptItem {
     }
 }
 
+/// A chunk of a sound as a tile of one row, of which so many frames are the sound's.
+fn chunk_of(values: Vec<f32>, num_frames: usize, len: usize) -> Processed {
+    let tile = Tile { height: 1, width: num_frames, pixels: values };
+    Processed { tiles: vec![tile], original: (1, len), grid: (0, 0), whole: 0 }
+}
+
 /// What makes vectors of the decoder's width of the tower's states.
 enum Connector {
     Projector(Projector),
@@ -197,10 +225,16 @@ fn stored(backend: &dyn Backend, values: &[f32], cols: usize) -> Result<Tensor, 
     Ok(tensor)
 }
 
+/// What makes hidden states, loaded.
+enum LoadedBody {
+    Tower(Box<Tower>),
+    Conformer(Box<Conformer>),
+}
+
 /// An encoder that was loaded.
 pub(crate) struct MediaEncoder {
     config: MediaConfig,
-    tower: Tower,
+    body: LoadedBody,
     connector: Connector,
     deep: Vec<Projector>,
     /// Vectors of its own that stand between those of an image, one behind the other.
@@ -213,15 +247,14 @@ impl MediaEncoder {
         let places = config.places.projector;
         let connector = match &config.resampler {
             Some(resampler) => Connector::Resampler(Resampler::new(weights, places, resampler, precision)?),
-            None => Connector::Projector(Projector::new(weights, places, &config.projector, &config.tower)?),
+            None => Connector::Projector(Projector::new(weights, places, &config.projector, config.body.width())?),
         };
-        let encoder = Self {
-            tower: Tower::new(weights, config.places.tower, &config.tower, precision)?,
-            connector,
-            deep: deep_projectors(weights, config)?,
-            separators,
-            config: config.clone(),
+        let places = config.places.tower;
+        let body = match &config.body {
+            Body::Tower(tower) => LoadedBody::Tower(Box::new(Tower::new(weights, places, tower, precision)?)),
+            Body::Conformer(conformer) => LoadedBody::Conformer(Box::new(Conformer::new(weights, places, conformer)?)),
         };
+        let encoder = Self { body, connector, deep: deep_projectors(weights, config)?, separators, config: config.clone() };
         if config.has_own_file {
             mmproj::check_rest(weights, config)?;
         }
@@ -237,7 +270,7 @@ impl MediaEncoder {
     fn separators(&self, backend: &dyn Backend) -> Result<Vec<f32>, EngineError> {
         match (&self.config.arrangement, &self.connector) {
             (Arrangement::Separated { .. }, Connector::Projector(projector)) => {
-                let columns = self.config.projector.regroup.columns(self.config.tower.hidden_size);
+                let columns = self.config.projector.regroup.columns(self.config.body.width());
                 projector.project(backend, self.separators.clone(), columns)
             }
             _ => Ok(self.separators.clone()),
@@ -248,28 +281,35 @@ impl MediaEncoder {
     /// decoder's first layers.
     pub(crate) fn encode(&mut self, backend: &dyn Backend, item: &PromptItem) -> Result<Vec<f32>, EngineError> {
         if self.config.is_crossed {
+            let (LoadedBody::Tower(tower), Connector::Projector(projector)) = (&mut self.body, &self.connector) else {
+                return Err(EngineError::Internal("vectors that layers look at are a tower's and a projector's".into()));
+            };
             let mut vectors = Vec::new();
             for image in item.before.iter().map(|image| &image.processed).chain([&item.processed]) {
-                let states = self.tower.run_tiled(backend, image)?;
-                let Connector::Projector(projector) = &self.connector else {
-                    return Err(EngineError::Internal("vectors that layers look at are a projector's".into()));
-                };
-                vectors.extend(projector.project(backend, states, self.config.tower.output_size())?);
+                let states = tower.run_tiled(backend, image)?;
+                vectors.extend(projector.project(backend, states, self.config.body.width())?);
             }
             return Ok(vectors);
         }
         let tiles = &item.processed.tiles;
-        let grids: Vec<_> = tiles.iter().map(|tile| self.config.tower.grid(tile)).collect();
-        let pairs: Vec<_> = tiles.iter().zip(&grids).collect();
+        let grids: Vec<_> = tiles.iter().map(|tile| self.config.grid(&item.processed, tile)).collect();
         let taken: Vec<_> = self.config.deep.iter().map(|deep| deep.layer).collect();
-        let mut states = self.tower.run(backend, &pairs, &taken)?;
+        let mut states = match &mut self.body {
+            LoadedBody::Tower(tower) => {
+                let pairs: Vec<_> = tiles.iter().zip(&grids).collect();
+                tower.run(backend, &pairs, &taken)?
+            }
+            LoadedBody::Conformer(conformer) => {
+                tiles.iter().map(|tile| Ok(vec![conformer.run(backend, tile)?])).collect::<Result<Vec<_>, EngineError>>()?
+            }
+        };
         let separators = self.separators(backend)?;
         let mut vectors = Vec::new();
         let mut outputs = Vec::with_capacity(tiles.len());
         for (states, grid) in states.iter_mut().zip(&grids) {
             let last = &mut states[taken.len()];
             outputs.push(match &self.connector {
-                Connector::Projector(projector) => projector.run(backend, last, grid)?,
+                Connector::Projector(projector) => self.config.kept(projector.run(backend, last, grid)?, &item.layout),
                 Connector::Resampler(resampler) => resampler.run(backend, last)?,
             });
         }
@@ -288,7 +328,7 @@ impl MediaEncoder {
 /// The vectors of its own that an encoder has: of the decoder's width, or of what is projected to it.
 fn separators(weights: &mut TowerWeights<'_>, config: &MediaConfig) -> Result<Vec<f32>, EngineError> {
     let hidden = config.projector.layers.last().map_or(0, |layer| layer.out_features);
-    let columns = config.projector.regroup.columns(config.tower.hidden_size);
+    let columns = config.projector.regroup.columns(config.body.width());
     let named: &[(&str, &[usize])] = match config.arrangement {
         Arrangement::Tiles => &[],
         Arrangement::Unpadded => &[("image_newline", &[hidden])],
@@ -305,12 +345,60 @@ fn separators(weights: &mut TowerWeights<'_>, config: &MediaConfig) -> Result<Ve
 fn deep_projectors(weights: &mut TowerWeights<'_>, config: &MediaConfig) -> Result<Vec<Projector>, EngineError> {
     let projector = |deep: &config::DeepStack| {
         let places: Vec<_> = config.places.tower.iter().map(|place| format!("{place}{}", deep.place)).collect();
-        Projector::new(weights, &places, &deep.projector, &config.tower)
+        Projector::new(weights, &places, &deep.projector, config.body.width())
     };
     config.deep.iter().map(projector).collect()
 }
 
+impl Body {
+    /// Columns of what comes out.
+    pub(crate) fn width(&self) -> usize {
+        match self {
+            Self::Tower(tower) => tower.output_size(),
+            Self::Conformer(conformer) => conformer.out_features,
+        }
+    }
+
+    /// Rows and columns of places of a tile; of a sound's frames one row.
+    fn patches(&self, tile: &Tile) -> [usize; 2] {
+        match self {
+            Self::Tower(tower) => tower.patches(tile),
+            Self::Conformer(_) => [tile.height, ConformerConfig::num_places(tile.width)],
+        }
+    }
+}
+
 impl MediaConfig {
+    /// The places of a tile that become vectors.
+    fn vectored(&self, item: &Processed, tile: &Tile) -> [usize; 2] {
+        match self.silence {
+            Silence::Heard => self.body.patches(tile),
+            Silence::Unseen | Silence::Dropped => {
+                self.body.patches(&Tile { height: 1, width: item.original.1.min(tile.width), pixels: Vec::new() })
+            }
+        }
+    }
+
+    /// The grid of what layers see of a tile.
+    fn grid(&self, item: &Processed, tile: &Tile) -> Grid {
+        let patches = if self.silence == Silence::Unseen { self.vectored(item, tile) } else { self.body.patches(tile) };
+        Grid::new(patches, self.tower().and_then(|tower| tower.windows.as_ref()))
+    }
+
+    /// The first of a chunk's vectors: as many as it has in a prompt.
+    fn kept(&self, mut vectors: Vec<f32>, layout: &ItemLayout) -> Vec<f32> {
+        if self.silence == Silence::Dropped {
+            let hidden = self.projector.layers.last().map_or(0, |layer| layer.out_features);
+            vectors.truncate(layout.num_rows * hidden);
+        }
+        vectors
+    }
+
+    /// The transformer that makes its states, if it is one.
+    pub(crate) fn tower(&self) -> Option<&TowerConfig> {
+        if let Body::Tower(tower) = &self.body { Some(tower) } else { None }
+    }
+
     /// What it encodes.
     pub(crate) fn kind(&self) -> MediaKind {
         match self.processor {
@@ -326,19 +414,20 @@ impl MediaConfig {
 
     /// Whether the tower has positions for these tiles.
     fn check_tiles(&self, image: &Processed) -> Result<(), EngineError> {
-        if let config::Positions::Axes { side, .. } = self.tower.positions {
-            let is_long = |tile: &&images::Tile| tile.height.max(tile.width) / self.tower.patch_size > side;
+        let Some(tower) = self.tower() else { return Ok(()) };
+        let patch = tower.patch_size;
+        if let config::Positions::Axes { side, .. } = tower.positions {
+            let is_long = |tile: &&images::Tile| tile.height.max(tile.width) / patch > side;
             return image.tiles.iter().find(is_long).map_or(Ok(()), |tile| {
                 Err(EngineError::InvalidArgument(format!(
-                    "the model's image processor makes {} x {} pixels, and its encoder takes {side} patches of {} a side",
-                    tile.width, tile.height, self.tower.patch_size
+                    "the model's image processor makes {} x {} pixels, and its encoder takes {side} patches of {patch} a side",
+                    tile.width, tile.height
                 )))
             });
         }
-        let (config::Positions::Learned { side } | config::Positions::Turned { side, .. }) = self.tower.positions else {
+        let (config::Positions::Learned { side } | config::Positions::Turned { side, .. }) = tower.positions else {
             return Ok(());
         };
-        let patch = self.tower.patch_size;
         let is_other = |tile: &&images::Tile| [tile.height / patch, tile.width / patch] != [side; 2];
         image.tiles.iter().find(is_other).map_or(Ok(()), |tile| {
             Err(EngineError::InvalidArgument(format!(
@@ -355,7 +444,8 @@ impl MediaConfig {
 
     /// Bytes that layers which look at images make of the largest, in F32; 0 where none do.
     pub(crate) fn largest_kept(&self, decoder: &DecoderConfig) -> u64 {
-        let num_vectors = self.tower.tiled.as_ref().map_or(0, |tiled| tiled.max_tiles * self.tower.rows_of_tile());
+        let tiled = self.tower().and_then(|tower| Some((tower.tiled.as_ref()?.max_tiles, tower.rows_of_tile())));
+        let num_vectors = tiled.map_or(0, |(tiles, rows)| tiles * rows);
         let spec = decoder.cross_kv_spec(num_vectors, KvDType::F32).ok().flatten();
         spec.and_then(|spec| spec.total_bytes()).unwrap_or(0)
     }
@@ -367,30 +457,41 @@ impl MediaConfig {
         {
             return most;
         }
-        let config::Positions::Learned { side } = self.tower.positions else { return 0 };
-        let rows = side / self.projector.regroup.sides(side)[0].max(1);
+        let Some(TowerConfig { positions: config::Positions::Learned { side }, .. }) = self.tower() else { return 0 };
+        let rows = side / self.projector.regroup.sides(*side)[0].max(1);
         rows * rows
     }
 
     /// Bytes of the encoder's activations for its largest input.
     pub(crate) fn activation_bytes(&self) -> u64 {
         let columns = self.projector.layers.last().map_or(0, |layer| layer.out_features);
-        self.tower.activation_bytes(self.max_rows()) + self.tower.taken_bytes(columns)
+        match &self.body {
+            Body::Tower(tower) => tower.activation_bytes(self.max_rows()) + tower.taken_bytes(columns),
+            Body::Conformer(conformer) => conformer.activation_bytes(),
+        }
+    }
+
+    /// Rows of any image, of a tower that computes all of its tiles together.
+    fn rows_of_image(&self) -> usize {
+        self.tower().map_or(0, TowerConfig::rows_of_image)
     }
 
     /// Rows that are computed at once at most, but for a tile that has more.
     fn max_rows(&self) -> usize {
-        tower::MAX_ROWS.max(self.tower.rows_of_image())
+        tower::MAX_ROWS.max(self.rows_of_image())
     }
 
     /// Workspaces that serve the encoder as well.
     pub(crate) fn widen(&self, shape: WorkspaceShape) -> WorkspaceShape {
-        let tower = &self.tower;
+        let (widest, inner) = match &self.body {
+            Body::Tower(tower) => (tower.hidden_size.max(tower.frame_columns()), tower.intermediate_size),
+            Body::Conformer(conformer) => (conformer.widest(), 0),
+        };
         WorkspaceShape {
             num_tokens: shape.num_tokens.max(self.max_rows()),
-            seq_len: shape.seq_len.max(tower.rows_of_image()),
-            hidden_size: shape.hidden_size.max(tower.hidden_size).max(tower.frame_columns()),
-            intermediate_size: shape.intermediate_size.max(tower.intermediate_size),
+            seq_len: shape.seq_len.max(self.rows_of_image()),
+            hidden_size: shape.hidden_size.max(widest),
+            intermediate_size: shape.intermediate_size.max(inner),
             ..shape
         }
     }

@@ -3,7 +3,7 @@
 use device::{Backend, Constant, GateUpArgs, Linear, Norm, Projection, StepMetadata, Tensor};
 
 use super::{
-    config::{ProjectorConfig, ProjectorGate, ProjectorLayout, ProjectorNorm, Regroup, TowerConfig},
+    config::{ProjectorConfig, ProjectorGate, ProjectorLayout, ProjectorNorm, Regroup},
     grid::Grid,
     stored,
     weights::TowerWeights,
@@ -26,16 +26,17 @@ struct Layer {
 }
 
 impl Projector {
+    /// Of states of `width` values.
     pub(crate) fn new<P: AsRef<str>>(
         weights: &mut TowerWeights<'_>,
         places: &[P],
         config: &ProjectorConfig,
-        tower: &TowerConfig,
+        width: usize,
     ) -> Result<Self, EngineError> {
         let first = &config.layers[0];
         let is_whole = first.layout == ProjectorLayout::Transposed;
         let place = weights.place(places, &(if is_whole { first.name.into() } else { format!("{}.weight", first.name) }))?;
-        let mut cols = config.regroup.columns(tower.output_size());
+        let mut cols = config.regroup.columns(width);
         let mut norm = |norm: &Option<ProjectorNorm>, len: usize| {
             let load = |norm: &ProjectorNorm| match norm.name {
                 "" => Ok(Norm { kind: norm.kind, weight: Constant::from(vec![1.0; len]), bias: None, eps: norm.eps }),
@@ -43,7 +44,7 @@ impl Projector {
             };
             norm.as_ref().map(load).transpose()
         };
-        let (early, late) = (norm(&config.norm, tower.hidden_size)?, norm(&config.late_norm, cols)?);
+        let (early, late) = (norm(&config.norm, width)?, norm(&config.late_norm, cols)?);
         let mut layers = Vec::with_capacity(config.layers.len());
         for layer in &config.layers {
             let (name, shape) = (format!("{place}{}", layer.name), [layer.out_features, cols]);
@@ -134,7 +135,7 @@ fn regroup(regroup: Regroup, hidden: &[f32], grid: &Grid) -> Vec<f32> {
         match regroup {
             Regroup::Each | Regroup::Runs(_) | Regroup::Squares(_) => square().for_each(|patch| out.extend_from_slice(patch)),
             Regroup::Interleaved(_) => out.extend((0..cols).flat_map(|col| square().map(move |patch| patch[col]))),
-            Regroup::Means(_) | Regroup::MeansOf(_) => out.extend((0..cols).map(|col| {
+            Regroup::Means(_) | Regroup::MeansOf(_) | Regroup::MeansOfRuns(_) => out.extend((0..cols).map(|col| {
                 let sum: f32 = square().map(|patch| patch[col]).sum();
                 sum / (down * across) as f32
             })),
@@ -155,6 +156,7 @@ mod tests {
         assert_eq!(regroup(Regroup::Each, &hidden, &grid), hidden);
         assert_eq!(regroup(Regroup::Squares(2), &hidden, &grid)[..8], [0.0, 0.0, 1.0, 1.0, 10.0, 100.0, 11.0, 101.0]);
         assert_eq!(regroup(Regroup::Runs(4), &hidden, &grid), hidden);
+        assert_eq!(regroup(Regroup::MeansOfRuns(2), &hidden, &grid)[..4], [0.5, 0.5, 2.5, 2.5]);
         assert_eq!(regroup(Regroup::Interleaved(2), &hidden, &grid)[8..], [2.0, 3.0, 12.0, 13.0, 2.0, 3.0, 102.0, 103.0]);
         assert_eq!(regroup(Regroup::Means(1), &hidden, &grid), [5.5, 50.5, 7.5, 52.5]);
     }

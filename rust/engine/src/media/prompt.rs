@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use super::{ItemLayout, MediaConfig, PromptItem};
+use super::{Encoders, ItemLayout, MediaConfig, PromptItem};
 use crate::EngineError;
 
 /// Ids from here on are no tokens of any vocabulary: they stand for rows of images and sounds, so that the prefix cache tells
@@ -17,12 +17,10 @@ pub(crate) struct PlacedItem {
     pub(crate) positions: Vec<u32>,
 }
 
-/// The images of a prompt, or the chunks of its sounds.
+/// The images of a prompt and the chunks of its sounds, in their order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PromptItems {
     pub(crate) items: Vec<PlacedItem>,
-    /// The token that stands in their places.
-    pub(crate) token_id: u32,
     /// By position up to the end of the last item, time, row and column; empty where positions are all there is.
     coordinates: Vec<[u32; 3]>,
     /// Added to a position behind these to give its coordinates.
@@ -40,35 +38,42 @@ impl PromptItems {
     /// # Errors
     /// [`EngineError::InvalidArgument`] where the prompt has not as many of their tokens as the items have rows.
     pub(crate) fn place(
-        config: &MediaConfig,
+        configs: &Encoders<MediaConfig>,
         has_axes: bool,
-        items: Vec<Arc<PromptItem>>,
+        items: &[Arc<PromptItem>],
         token_ids: &[u32],
     ) -> Result<Self, EngineError> {
-        let token_id = config.token_id;
-        let mut places = token_ids.iter().enumerate().filter(|(_, id)| **id == token_id).map(|(at, _)| at as u32);
-        let num_rows: usize = items.iter().map(|item| item.layout.num_rows).sum();
-        let num_places = places.clone().count();
-        if num_places != num_rows {
-            return Err(EngineError::InvalidArgument(format!(
-                "the prompt has {num_places} tokens of {}, which have {num_rows} vectors: the chat template must write one place for \
-                 each",
-                config.kind().plural()
-            )));
+        let mut placed = Vec::with_capacity(items.len());
+        let mut spans = Vec::new();
+        for config in configs.iter() {
+            let kind = config.kind();
+            let of_kind = || items.iter().filter(move |item| item.kind == kind);
+            let mut places = positions_of(config.token_id, token_ids);
+            let num_rows: usize = of_kind().map(|item| item.layout.num_rows).sum();
+            let num_places = positions_of(config.token_id, token_ids).count();
+            if num_places != num_rows {
+                return Err(EngineError::InvalidArgument(format!(
+                    "the prompt has {num_places} tokens of {}, which have {num_rows} vectors: the chat template must write one place \
+                     for each",
+                    kind.plural()
+                )));
+            }
+            for item in of_kind() {
+                let positions: Vec<_> = places.by_ref().take(item.layout.num_rows).collect();
+                if config.sees_spans {
+                    spans.extend(runs(&positions));
+                }
+                placed.push(PlacedItem { item: Arc::clone(item), positions });
+            }
         }
-        let place = |item: Arc<PromptItem>| {
-            let positions = places.by_ref().take(item.layout.num_rows).collect();
-            PlacedItem { item, positions }
-        };
-        let items: Vec<_> = items.into_iter().map(place).collect();
-        let items = if config.is_crossed { together(&items) } else { items };
+        placed.sort_by_key(|placed| placed.positions.first().copied());
+        let are_crossed = configs.iter().any(|config| config.is_crossed);
+        let placed = if are_crossed { together(&placed) } else { placed };
         let (mut coordinates, mut shift) = (Vec::new(), 0);
         if has_axes {
-            shift = add_coordinates(&items, &mut coordinates);
+            shift = add_coordinates(&placed, &mut coordinates);
         }
-        let spans =
-            if config.sees_spans { items.iter().flat_map(|placed| runs(&placed.positions)).collect() } else { Vec::new() };
-        Ok(Self { items, token_id, coordinates, shift, spans, are_crossed: config.is_crossed })
+        Ok(Self { items: placed, coordinates, shift, spans, are_crossed })
     }
 
     /// The prompt's ids with those of the items' rows in their places.
@@ -159,6 +164,11 @@ fn together(items: &[PlacedItem]) -> Vec<PlacedItem> {
     items.chunk_by(follow).filter_map(join).collect()
 }
 
+/// Where a token stands.
+fn positions_of(token_id: u32, token_ids: &[u32]) -> impl Iterator<Item = u32> {
+    token_ids.iter().enumerate().filter(move |(_, id)| **id == token_id).map(|(at, _)| at as u32)
+}
+
 /// Where ascending positions follow each other without a gap: first and end of each run.
 fn runs(positions: &[u32]) -> impl Iterator<Item = (u32, u32)> {
     positions.chunk_by(|a, b| a + 1 == *b).filter_map(|run| run.first().zip(run.last()).map(|(first, last)| (*first, last + 1)))
@@ -203,6 +213,7 @@ mod tests {
         let processed = Processed { tiles: Vec::new(), original: (1, 1), grid: (1, 1), whole: 0 };
         Arc::new(PromptItem {
             kind: MediaKind::Image,
+            token_id: 0,
             processed,
             layout: ItemLayout::looked_at(num_vectors),
             key: item.key(&[0; 32]),

@@ -99,7 +99,9 @@ impl TowerConfig {
 
     /// Bytes of what comes before the layers, of a tower that hears: of one chunk.
     fn frame_bytes(&self) -> u64 {
-        let (Some(frames), Positions::Line { len }) = (self.frames, &self.positions) else { return 0 };
+        let (Some(frames), Positions::Line { len } | Positions::Turns { len, .. }) = (self.frames, &self.positions) else {
+            return 0;
+        };
         let first = STRIDE * (WIDTH * frames.num_mel_bins + 2 * self.hidden_size);
         let second = (WIDTH + 2) * self.hidden_size;
         // What is put together, and a copy where phases read it.
@@ -122,14 +124,9 @@ impl TowerConfig {
     /// Rows and columns of patches of a tile; of a sound's frames one row.
     pub(crate) fn patches(&self, tile: &Tile) -> [usize; 2] {
         match self.frames {
-            Some(_) => [tile.height, tile.width / STRIDE],
+            Some(_) => [tile.height, tile.width.div_ceil(STRIDE)],
             None => [tile.height / self.patch_size, tile.width / self.patch_size],
         }
-    }
-
-    /// The grid of a tile.
-    pub(crate) fn grid(&self, tile: &Tile) -> Grid {
-        Grid::new(self.patches(tile), self.windows.as_ref())
     }
 
     fn kv_spec(&self, num_blocks: usize, dtype: KvDType) -> Result<KvCacheSpec, EngineError> {
@@ -174,7 +171,7 @@ impl Tower {
             }
             Positions::Line { len } => Some(weights.constant(&named(names.positions), &[len, hidden])?),
             Positions::Axes { side, .. } => Some(weights.constant(&named(names.positions), &[2, side, hidden])?),
-            Positions::Rotary { .. } => None,
+            Positions::Rotary { .. } | Positions::Turns { .. } => None,
         };
         let standard = match config.standard {
             Some(Standard { factor, names: Some(names) }) => {
@@ -341,8 +338,10 @@ impl Tower {
             Stem::Frames(convolutions) => {
                 hidden.set_rows(num_rows);
                 let mut row = 0;
-                for (tile, _) in tiles {
-                    for states in convolutions.run(backend, tile)?.chunks_exact(self.config.hidden_size) {
+                for (tile, grid) in tiles {
+                    // Of a chunk whose end layers do not see, no more than they see.
+                    let states = convolutions.run(backend, tile)?;
+                    for states in states.chunks_exact(self.config.hidden_size).take(grid.len()) {
                         hidden.row_mut(row).copy_from_slice(states);
                         row += 1;
                     }

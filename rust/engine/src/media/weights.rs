@@ -111,6 +111,20 @@ impl<'a> TowerWeights<'a> {
         self.keep(weight, &of_floats(&values, rows, cols)?, bias)
     }
 
+    /// The same of `channels`, with those of each place of a square together, and zeros up to a multiple of the columns that a
+    /// GPU takes at once.
+    pub(crate) fn over_squares(&mut self, name: &str, [rows, channels]: [usize; 2], side: usize) -> Result<Linear, EngineError> {
+        let (weight, area) = (format!("{name}.weight"), side * side);
+        let stored = self.values(&weight, &[rows, channels, side, side])?;
+        let cols = (channels * area).next_multiple_of(COLUMNS);
+        let mut values = vec![0.0; rows * cols];
+        for (row, stored) in values.chunks_exact_mut(cols).zip(stored.chunks_exact(channels * area)) {
+            stored.iter().enumerate().for_each(|(at, value)| row[at % area * channels + at / area] = *value);
+        }
+        let bias = self.optional(&format!("{name}.bias"), rows)?;
+        self.keep(weight, &of_floats(&values, rows, cols)?, bias)
+    }
+
     /// A convolution over `width` rows that follow each other, as a matrix over the values of these rows one behind the other,
     /// with its bias.
     pub(crate) fn over_time(&mut self, name: &str, [rows, cols]: [usize; 2], width: usize) -> Result<Linear, EngineError> {

@@ -15,7 +15,7 @@ use crate::{
     EmbeddingConfig, EmbeddingOptions, EngineError, Importance, Isq, ModelSource, embedding, importance,
     json::required_json,
     keys,
-    media::{MediaConfig, MediaOptions, hears, mmproj},
+    media::{Encoders, MediaConfig, MediaOptions, hears, mmproj},
     weights::{self, GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat},
 };
 
@@ -35,7 +35,7 @@ pub struct ModelFiles {
     isq: Option<Isq>,
     embedding: Option<EmbeddingConfig>,
     importance: Option<Arc<Importance>>,
-    media: Option<MediaConfig>,
+    media: Option<Encoders<MediaConfig>>,
     /// The encoder's, where it has files of its own.
     encoder: Option<WeightSource>,
     senses: Senses,
@@ -172,7 +172,7 @@ impl ModelFiles {
                 let encoder = mmproj::open(mmproj.clone())?;
                 let language = self.weights.metadata().ok_or_else(|| EngineError::Internal("no metadata".into()))?;
                 let media = MediaConfig::from_mmproj(&encoder, language, &self.config, options.max_edge)?;
-                Ok(Self { encoder: Some(encoder), ..self.seeing(media) })
+                Ok(Self { encoder: Some(encoder), ..self.seeing(Encoders::default().with(media.kind(), media)) })
             }
             (ModelSource::HuggingFace { .. }, Some(_)) => refused(
                 "a folder has its image encoder itself: leave out mmproj_filename (--mmproj), which goes with a GGUF file",
@@ -193,13 +193,13 @@ impl ModelFiles {
         let Value::Object(object) = required_json(&file)? else {
             return Err(EngineError::Load(format!("{what}: not a JSON object")));
         };
-        let media = MediaConfig::from_folder(path, &HfFields::new(&what, object), &self.config, options.max_edge)?;
+        let media = Encoders::from_folder(path, &HfFields::new(&what, object), &self.config, options.max_edge)?;
         Ok(self.seeing(media))
     }
 
-    fn seeing(mut self, media: MediaConfig) -> Self {
-        if media.sees_spans {
-            let is_seen = |window: Option<usize>| window.is_some() || !media.spans_in_windows;
+    fn seeing(mut self, media: Encoders<MediaConfig>) -> Self {
+        if let Some(seen) = media.with_spans() {
+            let is_seen = |window: Option<usize>| window.is_some() || !seen.spans_in_windows;
             self.config = self.config.with_layers(|layer| {
                 if is_seen(layer.attention.window) {
                     layer.attention.mask = Mask::Spans;
@@ -220,7 +220,7 @@ impl ModelFiles {
     }
 
     /// How it sees or hears; `None`: it takes text alone.
-    pub(crate) fn media(&self) -> Option<&MediaConfig> {
+    pub(crate) fn media(&self) -> Option<&Encoders<MediaConfig>> {
         self.media.as_ref()
     }
 

@@ -17,6 +17,7 @@ fn usual() -> Vec<(&'static str, Value)> {
                 "rms_norm_eps": 1e-6, "rope_theta": 1e6, "sliding_window": 4096, "hidden_activation": "gelu_pytorch_tanh",
             }),
         ),
+        ("glmasr", glmasr()),
         (
             "glm4v_text",
             json!({
@@ -115,6 +116,15 @@ fn mllama() -> Value {
     })
 }
 
+/// A llama whose sizes are its own.
+fn glmasr() -> Value {
+    json!({
+        "vocab_size": 59_264, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4, "eos_token_id": [59_246, 59_253, 59_255],
+    })
+}
+
 /// Of both generations.
 fn qwen2_vl() -> Value {
     json!({
@@ -146,8 +156,13 @@ pub(super) fn config_of(mut whole: Map<String, Value>) -> Map<String, Value> {
     match whole.get("text_config").and_then(Value::as_object) {
         Some(text) if is_implemented(text) => {
             let mut text = text.clone();
-            let model_type = text.get("model_type").and_then(Value::as_str).unwrap_or_default();
-            if let Some((_, usual)) = usual().into_iter().find(|(name, _)| *name == model_type) {
+            let model_type = |object: &Map<String, Value>| object.get("model_type").and_then(Value::as_str).map(str::to_owned);
+            let is_of = |name: &str, object| model_type(object).as_deref() == Some(name);
+            let all = usual();
+            // Of some, the whole model decides.
+            let own =
+                all.iter().find(|(name, _)| is_of(name, &whole)).or_else(|| all.iter().find(|(name, _)| is_of(name, &text)));
+            if let Some((_, usual)) = own {
                 for (key, value) in usual.as_object().into_iter().flatten() {
                     text.entry(key).or_insert_with(|| value.clone());
                 }

@@ -181,7 +181,7 @@ impl Bodies {
         let body = written(rng);
         let context = ModelContext {
             knows_developer: rng.random(),
-            media: [None, Some(engine::MediaKind::Image), Some(engine::MediaKind::Sound)][rng.random_range(0..3)],
+            media: engine::MediaKind::ALL.into_iter().filter(|_| rng.random()).collect(),
             model_id: "m".into(),
         };
         let parsed: [Result<Option<Generation>, ApiError>; 6] = [

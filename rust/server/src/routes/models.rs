@@ -7,6 +7,7 @@ use axum::{
     extract::{Path, State},
     http::HeaderMap,
 };
+use engine::MediaKind;
 use openai::response::ModelCard;
 use serde_json::{Value, json};
 
@@ -27,7 +28,7 @@ impl App {
             more: BTreeMap::from([
                 (
                     "input_modalities",
-                    self.engine.media_kind().map_or_else(|| json!(["text"]), |kind| json!(["text", kind.part_type()])),
+                    std::iter::once("text").chain(self.engine.media_kinds().into_iter().map(MediaKind::part_type)).collect(),
                 ),
                 ("architecture", json!(self.engine.architecture())),
                 ("tool_format", json!(self.engine.tool_format())),

@@ -73,7 +73,7 @@ impl Senses {
             leases.extend(lease);
             match output {
                 Encoded::Vectors(vectors) => {
-                    media.own.push(VectorRows { vectors, num_planes: runner.num_planes(), rows: rows.clone() });
+                    media.own.push(VectorRows { vectors, num_planes: runner.num_planes(item.kind), rows: rows.clone() });
                 }
                 Encoded::Kept(kv) => media.seen.push(SeenRows { kv, rows: rows.clone() }),
             }

@@ -3,12 +3,14 @@
 use std::path::Path;
 
 use device::NormKind;
+use serde_json::json;
 
 use super::{Reader, SIGLIP};
 use crate::{
     EngineError,
     media::config::{
-        Frames, MediaConfig, MediaProcessor, PatchLayout, Placeholder, Places, Positions, Regroup, TowerConfig, TowerNames,
+        Frames, MediaConfig, MediaProcessor, PatchLayout, Placeholder, Places, Positions, ProjectorConfig, ProjectorLayer,
+        ProjectorNorm, Regroup, Silence, TowerConfig, TowerNames,
     },
     model::fields::{Fields, HfFields},
 };
@@ -45,7 +47,12 @@ const OLDER: [(&str, &str); 4] = [
 /// What makes features of sounds, as the folder says.
 pub(super) fn processor(folder: &Path) -> Result<MediaProcessor, EngineError> {
     let processor = audio::Processor::from_folder(folder).map_err(|why| EngineError::Load(why.to_string()))?;
-    processor.map(MediaProcessor::Sounds).ok_or_else(|| super::no_processor(folder))
+    processor.map(MediaProcessor::Sounds).ok_or_else(|| {
+        let folder = folder.display();
+        EngineError::Load(format!(
+            "{folder}: neither processor_config.json (feature_extractor) nor preprocessor_config.json says how features are made"
+        ))
+    })
 }
 
 /// A tower with these usual sizes: width, feed-forward size, layers, heads, mel bins, and positions of a chunk.
@@ -102,6 +109,136 @@ fn todays<'a>(reader: &Reader<'_, 'a>) -> HfFields<'a> {
     fields.renamed(&older)
 }
 
+/// What the norm behind the layers of Qwen2-Audio and Audio Flamingo 3 is called: it comes behind the means.
+const POOLED_NORM: &str = "audio_tower.layer_norm";
+
+/// The names of a projector begin nowhere, or within the model.
+const POOLED_PLACES: Places = Places { projector: &["", "model."], ..PLACES };
+
+/// The tower of both, of whose states two become a vector, by their mean; what is behind a sound is not seen.
+fn pooled(reader: &Reader<'_, '_>, architecture: &'static str, layers: Vec<ProjectorLayer>) -> Result<MediaConfig, EngineError> {
+    let tower = tower(reader, &todays(reader), [1280, 5120, 32, 20, 128, 1500])?;
+    let norm = ProjectorNorm { name: POOLED_NORM, kind: NormKind::Layer, eps: tower.eps, offset: 0.0 };
+    let tower = TowerConfig { has_post_norm: false, ..tower };
+    let projector = ProjectorConfig { norm: None, regroup: Regroup::MeansOfRuns(2), late_norm: Some(norm), layers };
+    let config = reader.config(architecture, tower, projector)?;
+    Ok(MediaConfig { silence: Silence::Unseen, places: POOLED_PLACES, ..config })
+}
+
+/// The same with chunks that become features each for itself, of a sound of so many seconds at most unless its file says it.
+fn apart(mut config: MediaConfig, seconds: usize) -> MediaConfig {
+    if let MediaProcessor::Sounds(processor) = &mut config.processor {
+        processor.are_chunks_apart = true;
+        if processor.max_seconds.is_none() {
+            processor.set_max_seconds(seconds);
+        }
+    }
+    config
+}
+
+/// The architecture whose folders have a chat template of texts, or none.
+pub(in crate::media) const QWEN2_AUDIO: &str = "qwen2_audio";
+
+/// Its chat template, as it was trained: sounds are counted over the whole conversation.
+pub(in crate::media) const QWEN2_AUDIO_TEMPLATE: &str = r"{%- set sounds = namespace(count=0) -%}
+{%- for message in messages -%}
+{%- if loop.first and message['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif -%}
+{{- '<|im_start|>' ~ message['role'] ~ '\n' -}}
+{%- if message['content'] is string -%}
+{{- message['content'] -}}
+{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'audio' -%}
+{%- set sounds.count = sounds.count + 1 -%}
+{{- 'Audio ' ~ sounds.count ~ ': <|audio_bos|><|AUDIO|><|audio_eos|>\n' -}}
+{%- else %}{{ part['text'] }}{% endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}";
+
+/// Qwen2-Audio (arXiv:2407.10759), which hears one chunk.
+pub(super) fn qwen2_audio(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
+    let mut config = pooled(reader, QWEN2_AUDIO, vec![reader.last("multi_modal_projector.linear")])?;
+    if let MediaProcessor::Sounds(audio::Processor { kind: audio::Kind::Whisper { chunk_seconds }, max_seconds, .. }) =
+        &mut config.processor
+    {
+        *max_seconds = Some(*chunk_seconds as u32);
+    }
+    Ok(MediaConfig { placeholder: Placeholder::Fringed { before: "<|audio_bos|>", after: "<|audio_eos|>" }, ..config })
+}
+
+/// Audio Flamingo 3 (arXiv:2507.08128).
+pub(super) fn audioflamingo3(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
+    let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;
+    let first = ProjectorLayer { activation: Some(activation), ..reader.last("multi_modal_projector.linear_1") };
+    let layers = vec![first, reader.last("multi_modal_projector.linear_2")];
+    Ok(apart(pooled(reader, "audioflamingo3", layers)?, 600))
+}
+
+const GLM_NAMES: TowerNames = TowerNames {
+    positions: "",
+    post_norm: "norm",
+    attn_norm: "layers.*.input_layernorm",
+    attn_output: "layers.*.self_attn.o_proj",
+    ffn_norm: "layers.*.post_attention_layernorm",
+    up: "layers.*.mlp.fc1",
+    down: "layers.*.mlp.fc2",
+    ..NAMES
+};
+
+/// States of GLM-ASR that become a vector.
+const GLM_RUN: usize = 4;
+
+/// GLM-ASR, whose positions are rotations.
+pub(super) fn glmasr(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
+    let fields = &reader.encoder;
+    let MediaProcessor::Sounds(own) = &reader.processor else {
+        return Err(fields.error("model_type", "is of sounds, and the processor is of images"));
+    };
+    let len = own.chunk_frames() / 2;
+    // Of positions it has as many as a chunk needs.
+    let tower = tower(reader, &fields.with_defaults(&json!({ "max_source_positions": len })), [1280, 5120, 32, 20, 128, len])?;
+    let head_dim = tower.hidden_size / tower.num_heads.max(1);
+    for (key, wanted) in [("head_dim", head_dim), ("num_key_value_heads", tower.num_heads)] {
+        if let Some(given) = fields.size(key)?.filter(|given| *given != wanted) {
+            return Err(fields.error(key, format!("is {given}; implemented beside the other sizes: {wanted}")));
+        }
+    }
+    if tower.intermediate_size != GLM_RUN * tower.hidden_size || !len.is_multiple_of(GLM_RUN) {
+        let why =
+            format!("is {}; implemented: {GLM_RUN} times the width, with as many states to a vector", tower.intermediate_size);
+        return Err(fields.error("intermediate_size", why));
+    }
+    let rope = fields.child("rope_parameters")?;
+    let (mut theta, mut part) = (fields.number("rope_theta")?, fields.number("partial_rotary_factor")?);
+    if let Some(rope) = &rope {
+        match rope.text("rope_type")?.as_deref().unwrap_or("default") {
+            "default" => {}
+            other => return Err(rope.error("rope_type", format!("is `{other}`; implemented: default"))),
+        }
+        (theta, part) = (rope.number("rope_theta")?.or(theta), rope.number("partial_rotary_factor")?.or(part));
+    }
+    let part = part.unwrap_or(0.5);
+    if !(0.0..=1.0).contains(&part) {
+        return Err(fields.error("partial_rotary_factor", format!("is {part}; it must be from 0 to 1")));
+    }
+    let rotary_dim = (head_dim as f64 * part) as usize;
+    let tower = TowerConfig {
+        activation: Reader::activation(fields, "hidden_act", "gelu")?,
+        positions: Positions::Turns { len, rotary_dim, theta: theta.unwrap_or(10_000.0) },
+        names: GLM_NAMES,
+        ..tower
+    };
+    let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;
+    let mut projector = reader.two_layers(activation);
+    projector.layers[0].out_features *= 2;
+    projector.regroup = Regroup::Runs(GLM_RUN);
+    let config = reader.config("glmasr", tower, projector)?;
+    Ok(apart(MediaConfig { silence: Silence::Dropped, places: PLACES, ..config }, 655))
+}
+
 /// Voxtral (arXiv:2507.13264).
 pub(super) fn voxtral(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
     let fields = todays(reader);
@@ -116,5 +253,5 @@ pub(super) fn voxtral(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineErro
     let mut projector = reader.two_layers(Reader::activation(reader.whole, "projector_hidden_act", "gelu")?);
     projector.regroup = Regroup::Runs(run);
     let config = reader.config("voxtral", tower, projector)?;
-    Ok(MediaConfig { placeholder: Placeholder::Begun("[BEGIN_AUDIO]"), places: PLACES, ..config })
+    Ok(MediaConfig { placeholder: Placeholder::Fringed { before: "[BEGIN_AUDIO]", after: "" }, places: PLACES, ..config })
 }

@@ -1,0 +1,132 @@
+//! Attention to what is near, with keys of distances beside those of places (Dai et al. 2019, arXiv:1901.02860).
+
+use device::{Backend, Linear};
+
+use super::{Bounded, Reader, product};
+use crate::{EngineError, media::config::ConformerConfig};
+
+/// The slowest of the waves that tell distances.
+const MAX_TIMESCALE: f64 = 10_000.0;
+
+pub(super) struct Attention {
+    q: Bounded,
+    k: Bounded,
+    v: Bounded,
+    output: Bounded,
+    /// Makes keys of distances.
+    relative: Linear,
+    /// Those, as waves, `[distances, hidden_size]`.
+    waves: Vec<f32>,
+    /// What each element of a head of the queries is multiplied by.
+    q_scale: Vec<f32>,
+    /// The same of the keys of places.
+    k_scale: f32,
+    num_heads: usize,
+    /// Places before its own that a distance reaches, and behind.
+    left: usize,
+    right: usize,
+    cap: f32,
+}
+
+impl Attention {
+    pub(super) fn new(reader: &mut Reader<'_, '_>, config: &ConformerConfig) -> Result<Self, EngineError> {
+        let (hidden, head_dim) = (config.hidden_size, config.hidden_size / config.num_heads);
+        let mut square = |name: &str| reader.bounded(&format!("self_attn.{name}"), [hidden; 2]);
+        let [q, k, v, output] = [square("q_proj")?, square("k_proj")?, square("v_proj")?, square("post")?];
+        let relative = reader.linear("self_attn.relative_k_proj", [hidden; 2])?;
+        let scales = reader.constant("self_attn.per_dim_scale", &[head_dim])?;
+        let scale = (head_dim as f64).powf(-0.5) / std::f64::consts::LN_2;
+        let softplus = |x: f64| if x > 20.0 { x } else { x.exp().ln_1p() };
+        let q_scale = scales.iter().map(|value| (scale * softplus(f64::from(*value))) as f32).collect();
+        let k_scale = (softplus(1.0) / std::f64::consts::LN_2) as f32;
+        let (num_heads, left, right) = (config.num_heads, config.left, config.right);
+        let waves = waves(hidden, (config.chunk_size + left + right) / 2);
+        Ok(Self { q, k, v, output, relative, waves, q_scale, k_scale, num_heads, left, right, cap: config.score_cap })
+    }
+
+    /// `[places, hidden_size]`.
+    pub(super) fn run(&self, backend: &dyn Backend, x: Vec<f32>) -> Result<Vec<f32>, EngineError> {
+        let k = self.k.run(backend, x.clone())?;
+        let v = self.v.run(backend, x.clone())?;
+        let mut q = self.q.run(backend, x)?;
+        let relative = product(backend, &self.relative, &self.waves)?;
+        let hidden = self.output.linear.in_features;
+        for head in q.chunks_exact_mut(self.q_scale.len()) {
+            head.iter_mut().zip(&self.q_scale).for_each(|(q, scale)| *q *= scale);
+        }
+        let mut out = vec![0.0; q.len()];
+        let rows = Rows { q: &q, k: &k, v: &v, relative: &relative, hidden };
+        for (place, out) in out.chunks_exact_mut(hidden).enumerate() {
+            for (head, out) in out.chunks_exact_mut(hidden / self.num_heads).enumerate() {
+                self.head(&rows, place, head, out);
+            }
+        }
+        self.output.run(backend, out)
+    }
+
+    /// What a head of a place takes from those that it sees.
+    fn head(&self, rows: &Rows<'_>, place: usize, head: usize, out: &mut [f32]) {
+        let num_places = rows.q.len() / rows.hidden;
+        // The farthest of those that a distance reaches are not seen, and neither is one behind where none is reached.
+        let seen = place.saturating_sub(self.left - 1)..num_places.min(place + self.right.max(1));
+        let head_dim = out.len();
+        let part = |row: usize| row * rows.hidden + head * head_dim..row * rows.hidden + (head + 1) * head_dim;
+        let q = &rows.q[part(place)];
+        let mut scores: Vec<f32> = seen
+            .clone()
+            .map(|other| {
+                let mut score = dot(q, &rows.k[part(other)]) * self.k_scale;
+                let distance = self.left + other - place;
+                if distance < rows.relative.len() / rows.hidden {
+                    score += dot(q, &rows.relative[part(distance)]);
+                }
+                (score / self.cap).tanh() * self.cap
+            })
+            .collect();
+        let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        for score in &mut scores {
+            *score = (*score - most).exp();
+        }
+        let sum: f32 = scores.iter().sum();
+        for (other, score) in seen.zip(scores) {
+            out.iter_mut().zip(&rows.v[part(other)]).for_each(|(out, v)| *out += score / sum * v);
+        }
+    }
+}
+
+/// `[places, hidden]` each, and those of distances.
+struct Rows<'a> {
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    relative: &'a [f32],
+    hidden: usize,
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Sines and cosines of the distances from `most` down to 0, `[most + 1, hidden_size]`.
+fn waves(hidden_size: usize, most: usize) -> Vec<f32> {
+    let half = hidden_size / 2;
+    let step = MAX_TIMESCALE.ln() / half.saturating_sub(1).max(1) as f64;
+    let angle = |distance: usize, wave: usize| distance as f64 * (-step * wave as f64).exp();
+    let row = |distance: usize| {
+        let angles = move || (0..half).map(move |wave| angle(distance, wave));
+        angles().map(f64::sin).chain(angles().map(f64::cos)).map(|value| value as f32).collect::<Vec<_>>()
+    };
+    (0..=most).rev().flat_map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_are_sines_and_cosines() {
+        let rows = waves(4, 1);
+        let slow = 1e-4_f32;
+        assert_eq!(rows, [1.0_f32.sin(), slow.sin(), 1.0_f32.cos(), slow.cos(), 0.0, 0.0, 1.0, 1.0]);
+    }
+}

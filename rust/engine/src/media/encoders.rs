@@ -1,0 +1,105 @@
+//! What a model has one of for images, or for sounds, or one of each.
+
+use super::{
+    MediaConfig,
+    arch::{QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE},
+};
+use crate::MediaKind;
+
+/// One for images, one for sounds, or both.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Encoders<T> {
+    images: Option<T>,
+    sounds: Option<T>,
+}
+
+impl<T> Default for Encoders<T> {
+    fn default() -> Self {
+        Self { images: None, sounds: None }
+    }
+}
+
+impl<T> Encoders<T> {
+    /// With one more, or another, of this kind.
+    #[must_use]
+    pub(crate) fn with(mut self, kind: MediaKind, one: T) -> Self {
+        *self.place(kind) = Some(one);
+        self
+    }
+
+    fn place(&mut self, kind: MediaKind) -> &mut Option<T> {
+        match kind {
+            MediaKind::Image => &mut self.images,
+            MediaKind::Sound => &mut self.sounds,
+        }
+    }
+
+    /// That of this kind.
+    pub(crate) fn get(&self, kind: MediaKind) -> Option<&T> {
+        match kind {
+            MediaKind::Image => self.images.as_ref(),
+            MediaKind::Sound => self.sounds.as_ref(),
+        }
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn get_mut(&mut self, kind: MediaKind) -> Option<&mut T> {
+        self.place(kind).as_mut()
+    }
+
+    /// All of them, that of images first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.images.iter().chain(&self.sounds)
+    }
+
+    /// Of which kinds they are.
+    pub(crate) fn kinds(&self) -> Vec<MediaKind> {
+        MediaKind::ALL.into_iter().filter(|kind| self.get(*kind).is_some()).collect()
+    }
+
+    /// The same made of each.
+    ///
+    /// # Errors
+    /// The first of `make`.
+    pub(crate) fn try_map<U, E>(&self, mut make: impl FnMut(&T) -> Result<U, E>) -> Result<Encoders<U>, E> {
+        Ok(Encoders {
+            images: self.images.as_ref().map(&mut make).transpose()?,
+            sounds: self.sounds.as_ref().map(&mut make).transpose()?,
+        })
+    }
+}
+
+impl Encoders<MediaConfig> {
+    /// What they take, in words.
+    pub(crate) fn takes(&self) -> String {
+        self.kinds().into_iter().map(MediaKind::plural).collect::<Vec<_>>().join(" and ")
+    }
+
+    /// The chat template of a family whose folders have one of texts, or none: it stands where theirs names no sounds.
+    pub(crate) fn chat_template(&self) -> Option<&'static str> {
+        self.get(MediaKind::Sound).filter(|config| config.architecture == QWEN2_AUDIO).map(|_| QWEN2_AUDIO_TEMPLATE)
+    }
+
+    /// The one whose rows see each other in the decoder, if there is one.
+    pub(crate) fn with_spans(&self) -> Option<&MediaConfig> {
+        self.iter().find(|config| config.sees_spans)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_has_its_own() {
+        let both = Encoders::default().with(MediaKind::Sound, 2).with(MediaKind::Image, 1);
+        assert_eq!(both.iter().collect::<Vec<_>>(), [&1, &2]);
+        assert_eq!(both.get(MediaKind::Sound), Some(&2));
+        let one = Encoders::default().with(MediaKind::Sound, 3);
+        assert_eq!((one.kinds(), one.get(MediaKind::Image)), (vec![MediaKind::Sound], None));
+        assert_eq!(
+            one.try_map(|value| if *value == 3 { Ok(value + 1) } else { Err(()) }).unwrap().get(MediaKind::Sound),
+            Some(&4)
+        );
+    }
+}
