@@ -3,6 +3,8 @@
 mod attention;
 mod stem;
 
+use std::sync::{Mutex, PoisonError};
+
 use device::{Backend, Constant, Linear, Norm, NormKind, Projection, StepMetadata};
 use images::Tile;
 
@@ -185,7 +187,7 @@ impl Conformer {
         let mut x = self.capped(states);
         apply(&ffn.pre_norm, &mut x);
         let mut inner = ffn.up.run(backend, x)?;
-        self.activate(&mut inner);
+        self.activate(backend, &mut inner);
         let mut x = self.capped(&ffn.down.run(backend, inner)?);
         apply(&ffn.post_norm, &mut x);
         add(states, &x, self.config.ffn_scale);
@@ -204,15 +206,17 @@ impl Conformer {
             .collect();
         let mut x = self.capped(&over_time(&gated, &light.kernel, hidden));
         apply(&light.norm, &mut x);
-        self.activate(&mut x);
+        self.activate(backend, &mut x);
         add(states, &light.end.run(backend, x)?, 1.0);
         Ok(())
     }
 
-    fn activate(&self, values: &mut [f32]) {
-        for value in values {
-            *value = self.config.activation.apply(*value);
-        }
+    fn activate(&self, backend: &dyn Backend, values: &mut [f32]) {
+        by_rows(backend, values, self.config.hidden_size, |_, row| {
+            for value in row {
+                *value = self.config.activation.apply(*value);
+            }
+        });
     }
 
     /// The same within the bound of states.
@@ -239,6 +243,15 @@ fn bound(values: &mut [f32], bounds: Option<[f32; 2]>) {
     for value in values {
         *value = value.max(least).min(most);
     }
+}
+
+/// Does something with each row of so many columns, on the backend's threads of the host.
+fn by_rows(backend: &dyn Backend, rows: &mut [f32], columns: usize, body: impl Fn(usize, &mut [f32]) + Sync) {
+    let rows: Vec<_> = rows.chunks_exact_mut(columns).map(Mutex::new).collect();
+    backend.for_each(rows.len(), &|number| {
+        // Each is taken once, so nobody waits, and a panic elsewhere has left it whole.
+        body(number, &mut rows[number].lock().unwrap_or_else(PoisonError::into_inner));
+    });
 }
 
 /// The product of rows by a matrix, as many at once as buffers are made for.

@@ -2,7 +2,7 @@
 
 use device::{Backend, Linear};
 
-use super::{Bounded, Reader, product};
+use super::{Bounded, Reader, by_rows, product};
 use crate::{EngineError, media::config::ConformerConfig};
 
 /// The slowest of the waves that tell distances.
@@ -56,11 +56,11 @@ impl Attention {
         }
         let mut out = vec![0.0; q.len()];
         let rows = Rows { q: &q, k: &k, v: &v, relative: &relative, hidden };
-        for (place, out) in out.chunks_exact_mut(hidden).enumerate() {
+        by_rows(backend, &mut out, hidden, |place, out| {
             for (head, out) in out.chunks_exact_mut(hidden / self.num_heads).enumerate() {
                 self.head(&rows, place, head, out);
             }
-        }
+        });
         self.output.run(backend, out)
     }
 
@@ -103,8 +103,17 @@ struct Rows<'a> {
     hidden: usize,
 }
 
+/// Sums that a processor adds up beside each other.
+const LANES: usize = 16;
+
 fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
+    let (of_a, of_b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let rest: f32 = of_a.remainder().iter().zip(of_b.remainder()).map(|(a, b)| a * b).sum();
+    let mut sums = [0.0; LANES];
+    for (a, b) in of_a.zip(of_b) {
+        sums.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum += a * b);
+    }
+    sums.iter().sum::<f32>() + rest
 }
 
 /// Sines and cosines of the distances from `most` down to 0, `[most + 1, hidden_size]`.
@@ -122,6 +131,13 @@ fn waves(hidden_size: usize, most: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn products_have_all_lanes_and_the_rest() {
+        let values: Vec<f32> = (0..37).map(|i| i as f32).collect();
+        assert_eq!(dot(&values, &values), 16_206.0);
+        assert_eq!(dot(&values[..3], &values[..3]), 5.0);
+    }
 
     #[test]
     fn distances_are_sines_and_cosines() {
