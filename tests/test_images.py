@@ -295,7 +295,13 @@ def test_the_selector_says_what_it_is() -> None:
         Runner(which=Which.MultimodalPlain(model, MultimodalArchitecture.Phi4MM))
     with pytest.raises(ArchitectureError, match=r'Gemma3 is gemma3, and .* has model_type "idefics3"'):
         Runner(which=Which.MultimodalPlain(model, MultimodalArchitecture.Gemma3))
-    others = [("Qwen3VLMoE", "qwen3_vl_moe"), ("Qwen3_5", "qwen3_5"), ("Lfm2Vl", "lfm2_vl"), ("Llama4", "llama4"), ("VLlama", "mllama")]
+    others = [
+        ("Qwen3VLMoE", "qwen3_vl_moe"),
+        ("Qwen3_5", "qwen3_5"),
+        ("Lfm2Vl", "lfm2_vl"),
+        ("Llama4", "llama4"),
+        ("VLlama", "mllama"),
+    ]
     for arch, name in others:
         with pytest.raises(ArchitectureError, match=rf"{arch} is {name}, and"):
             Runner(which=Which.MultimodalPlain(model, getattr(MultimodalArchitecture, arch)))

@@ -393,7 +393,7 @@ def engine_answer(case: Case, runner: Runner, processor: Any) -> Answer:
     return answer
 
 
-def cross_attention_mask(token_ids: list[int], image_token: int, num_tiles: list[list[int]], most: int) -> torch.Tensor:
+def cross_attention_mask(token_ids: list[int], image_token: int, num_tiles: Any, most: int) -> torch.Tensor:
     """Which tiles each row looks at, as the processor of Llama 3.2 Vision has it."""
     seen = [get_cross_attention_token_mask(token_ids, image_token)]
     return torch.from_numpy(convert_sparse_cross_attention_mask_to_dense(seen, num_tiles, most, len(token_ids)))
