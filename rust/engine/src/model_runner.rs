@@ -273,8 +273,8 @@ impl ModelRunner {
         self.execute_with((token_ids, MediaRows::default()), &[], step)
     }
 
-    /// The same, where some rows have vectors in place of their token's or look at images, and rows have `coordinates` instead of positions, unless
-    /// there are none.
+    /// The same, where some rows have vectors in place of their token's or look at images, and rows have `coordinates` instead of
+    /// positions, unless there are none.
     pub(crate) fn execute_with(
         &mut self,
         (token_ids, images): (&[u32], MediaRows<'_>),

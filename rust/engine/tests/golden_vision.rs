@@ -436,6 +436,20 @@ fn requests_wait_for_room_for_what_layers_look_at() {
 }
 
 #[test]
+fn other_weights_look_at_images_anew() {
+    let case = &golden("mllama").cases[0];
+    let quantized = |isq: &str| EngineConfig { in_situ_quant: Some(isq.parse().unwrap()), ..config() };
+    let engine = engine("mllama", &quantized("Q8_0"));
+    let before = run(&engine, request("mllama", case)).1;
+    engine.re_isq("Q4_0".parse().unwrap(), &|_| {}).unwrap();
+    let after = run(&engine, request("mllama", case)).1;
+    let fresh = run(&self::engine("mllama", &quantized("Q4_0")), request("mllama", case)).1;
+    assert_ne!(bits(&after), bits(&before));
+    assert_eq!(bits(&after), bits(&fresh));
+    assert_eq!(after.usage.encoded_images, 1);
+}
+
+#[test]
 fn without_images_layers_that_look_at_them_are_passed_by() {
     let name = "mllama";
     let case = golden(name).cases.pop().unwrap();

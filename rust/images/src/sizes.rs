@@ -138,8 +138,8 @@ fn grids(least: usize, most: usize) -> Vec<(usize, usize)> {
     grids
 }
 
-/// The `get_optimal_tiled_canvas` of Command A Vision and of Llama 3.2 Vision: the grid on which the image becomes larger by the least, or where it has to
-/// become smaller, by the least; of equal ones the smallest.
+/// The `get_optimal_tiled_canvas` of Command A Vision and of Llama 3.2 Vision: the grid on which the image becomes larger by the
+/// least, or where it has to become smaller, by the least; of equal ones the smallest.
 pub(crate) fn fullest_grid((height, width): (usize, usize), most: usize, tile: usize) -> (usize, usize) {
     let grids = grids(1, most);
     let scale =

@@ -63,6 +63,14 @@ impl Senses {
         Self { cache, waiting: VecDeque::new() }
     }
 
+    /// Forgets all outputs that no request holds.
+    pub(super) fn forget(&mut self) {
+        self.cache.books.clear();
+        for dropped in self.cache.books.drain_dropped() {
+            self.cache.outputs.remove(&dropped);
+        }
+    }
+
     /// What the items of a step are to its rows.
     pub(super) fn encoded(&mut self, runner: &mut ModelRunner, items: &[ItemRows]) -> Result<StepMedia, EngineError> {
         self.cache.books.begin_step();

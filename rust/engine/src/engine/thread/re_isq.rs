@@ -46,6 +46,10 @@ impl EngineThread {
         let backend = std::sync::Arc::clone(self.runner.backend());
         let swapper = tier::open(&files, &config, &self.runner, &*backend, digest.as_ref())?;
         self.runner.replace(weights, files.config())?;
+        // What layers look at was made by the old ones.
+        if let Some(senses) = self.senses.as_mut().filter(|_| files.config().is_crossed()) {
+            senses.forget();
+        }
         if let Some(drafter) = self.drafter.as_mut().filter(|drafter| drafter.is_head()) {
             drafter.runner.share(&self.runner);
         }
