@@ -1,6 +1,6 @@
 // Several residual streams of each row, of which the layers run on one (AltUp, Gemma 3n), and gates that keep the largest values.
 //
-//   streams_predict, streams_correct   CTA (c, row): columns 1024 c .. 1024 c + 1024 of all streams; thread i: columns 4 i .. 4 i + 4
+//   streams_predict, streams_correct   CTA (c, row): columns 1024 c .. 1024 c + 1024 of all streams; thread i: 4 i .. 4 i + 4
 //     factors     = coefficients tanh(routed), by the CTA's first threads, through shared memory
 //     predict     stream[to] += sum over from of factors[to, from] stream[from]; hidden = stream[active]
 //     correct     stream[to] += (hidden - stream[active]) (factors[to] + 1); hidden = stream[active] scale

@@ -4,7 +4,8 @@
 // ids; so runs repeat exactly, and a result that differs between the two orders shows a missing barrier. Asynchronous copies
 // happen as late as allowed in ascending order, when they are waited for, and at once in descending order. What a GPU leaves
 // undefined stops the process with a message: a barrier that not all threads reach, warp operations that do not meet, misaligned
-// copies, a thread that does not wait for the kernel before or touches what that one writes before it has. Shared memory begins as NaNs and ends at an unmapped page.
+// copies, a thread that does not wait for the kernel before or touches what that one writes before it has. Shared memory begins
+// as NaNs and ends at an unmapped page.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -400,8 +400,10 @@ def cross_attention_mask(token_ids: list[int], image_token: int, num_tiles: Any,
 
 
 def as_trained(model: Any) -> Any:
-    """Llama 3.2 Vision, where a row that looks at no image takes nothing of attention to images, as in Meta's code. Transformers
-    lets it look at all of them, and at what fills their tiles up."""
+    """Llama 3.2 Vision, where a row that looks at no image takes nothing of attention to images, as in Meta's code.
+
+    Transformers lets it look at all of them, and at what fills their tiles up.
+    """
 
     def keep_rows(layer: Any, _arguments: Any, named: dict[str, Any]) -> None:
         layer.cross_attn.rows = named["full_text_row_masked_out_mask"][:, 0]
