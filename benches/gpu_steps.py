@@ -70,6 +70,8 @@ def table(steps: list[list[Launch]], nexts: list[float]) -> list[str]:
         idle += max(following - before, 0.0)
         wall += following - step[0].begin
     number = len(steps)
+    if not number:
+        return ["no whole step was recorded"]
     lines = [f"{number} steps of {len(steps[0])} launches: {wall / number:.0f} us each, {idle / number:.0f} us of them idle"]
     for kernel, share in shares.most_common(SHOWN):
         times = counts[kernel] / number

@@ -1,6 +1,6 @@
 // Several residual streams of each row, of which the layers run on one (AltUp, Gemma 3n), and gates that keep the largest values.
 //
-//   streams_predict, streams_correct   CTA (c, row): columns 1024 c .. 1024 c + 1024 of all streams; thread i: 4 i .. 4 i + 4
+//   streams_predict, streams_correct   CTA (row, c): columns 1024 c .. 1024 c + 1024 of all streams; thread i: 4 i .. 4 i + 4
 //     factors     = coefficients tanh(routed), by the CTA's first threads, through shared memory
 //     predict     stream[to] += sum over from of factors[to, from] stream[from]; hidden = stream[active]
 //     correct     stream[to] += (hidden - stream[active]) (factors[to] + 1); hidden = stream[active] scale
@@ -46,9 +46,9 @@ __device__ float mean_square(const float* row, uint32_t cols, float* scratch) {
 
 KERNEL(streams_predict, StreamsArgs, THREADS, MAX_FACTORS * 4) {
     SHARED_MEMORY(shared);
-    const unsigned row = blockIdx.y, count = args.num_streams;
+    const unsigned row = blockIdx.x, count = args.num_streams;
     const float* factors = make_factors(args, row, count * count, shared);
-    const uint32_t column = (blockIdx.x * THREADS + threadIdx.x) * 4;
+    const uint32_t column = (blockIdx.y * THREADS + threadIdx.x) * 4;
     if (column >= args.cols) return;
     const size_t at = size_t(row) * args.cols + column;
     float4 before[MAX_STREAMS];
@@ -71,9 +71,9 @@ KERNEL(streams_predict, StreamsArgs, THREADS, MAX_FACTORS * 4) {
 
 KERNEL(streams_correct, StreamsArgs, THREADS, MAX_FACTORS * 4) {
     SHARED_MEMORY(shared);
-    const unsigned row = blockIdx.y;
+    const unsigned row = blockIdx.x;
     const float* factors = make_factors(args, row, args.num_streams, shared);
-    const uint32_t column = (blockIdx.x * THREADS + threadIdx.x) * 4;
+    const uint32_t column = (blockIdx.y * THREADS + threadIdx.x) * 4;
     if (column >= args.cols) return;
     const size_t at = size_t(row) * args.cols + column;
     const float4 change = add_scaled(load_four(args.hidden + at), load_four(args.streams[args.active] + at), -1.0f);

@@ -312,7 +312,7 @@ MODEL = (
     ),
     Flag(
         ("--encoder-cache-mb",),
-        "multimodal: MB that vectors of images and sounds may take; default 256",
+        "multimodal: MB that vectors of images and sounds may take; default 256, or two images of Llama 3.2 Vision",
         "MB",
         int,
         section="model",

@@ -74,8 +74,18 @@ impl Processor {
         };
         let Some(inner) = json["feature_extractor"].as_object() else { return Ok(None) };
         let mut processor = Self::from_json(&what, inner)?;
-        let longest = Fields { what: &what, json: &json }.whole("max_audio_len", 0, [1, 1 << 20])?;
-        processor.set_max_seconds(longest);
+        let fields = Fields { what: &what, json: &json };
+        let longest = fields.whole("max_audio_len", 0, [1, 1 << 20])?;
+        match processor.kind {
+            Kind::Whisper { chunk_seconds } if longest == 0 || longest >= chunk_seconds => processor.set_max_seconds(longest),
+            Kind::Whisper { chunk_seconds } => {
+                return Err(fields.error(format!("max_audio_len is {longest}, less than a chunk of {chunk_seconds} seconds")));
+            }
+            Kind::Gemma4(_) if longest > 0 => {
+                return Err(fields.error(format!("max_audio_len is {longest}, which is not supported; leave it out")));
+            }
+            Kind::Gemma4(_) => {}
+        }
         Ok(Some(processor))
     }
 

@@ -149,9 +149,9 @@ pub enum Which {
     /// A model that sees images, hears sounds, or does both, beside text, in Hugging Face layout with
     /// `preprocessor_config.json` or `processor_config.json`; `Which.VisionPlain` is the same. `arch` left out follows
     /// config.json. `max_edge`, in pixels, 1 or more: an image whose longer edge has more is made smaller first.
-    /// `encoder_cache_memory_bytes`, 1 or more: what vectors of images and sounds may take beside the KV pool, 256 MiB unless
-    /// given; a conversation about one computes them once. The other fields are as in `Which.Plain`. Fields not named here are
-    /// not supported yet.
+    /// `encoder_cache_memory_bytes`, 1 or more: what vectors of images and sounds may take beside the KV pool; a conversation
+    /// about one computes them once. Unless given it is 256 MiB, or two images of Llama 3.2 Vision if that is more. The other
+    /// fields are as in `Which.Plain`. Fields not named here are not supported yet.
     #[pyo3(constructor = (
         model_id, arch=None, tokenizer_json=None, topology=None, write_uqff=None, from_uqff=None, dtype=ModelDType::Auto,
         max_edge=None, calibration_file=None, imatrix=None, hf_cache_path=None, matformer_config_path=None,

@@ -315,6 +315,7 @@ impl CudaBackend {
 
     fn try_gather_rows(&self, x: &Tensor, indices: &[u32], out: &mut Tensor) -> Result<(), CudaError> {
         assert!(indices.iter().all(|row| (*row as usize) < x.rows()) && x.cols() == out.cols(), "rows of the input");
+        assert_eq!(x.element(), ElementType::F32, "rows that are gathered");
         out.set_rows(indices.len());
         let State { lists, row_numbers, .. } = &mut *self.state();
         // In a step in which every request decodes, all rows: nothing is copied behind the layers.
@@ -595,10 +596,12 @@ impl Phases for CudaBackend {
     }
 
     fn fetch(&self, x: &mut Tensor) {
+        assert_eq!(x.element(), ElementType::F32, "rows that the host reads");
         done(x.device_and_copy::<DeviceMemory>().map_or(Ok(()), |(memory, copy)| memory.download(0, copy)));
     }
 
     fn store(&self, x: &mut Tensor) {
+        x.set_element(ElementType::F32);
         done(x.device_and_copy::<DeviceMemory>().map_or(Ok(()), |(memory, copy)| memory.upload(0, copy)));
     }
 

@@ -50,7 +50,7 @@ impl CudaBackend {
             active: *active as u32,
         };
         // SAFETY: all are buffers of these shapes, which were checked.
-        unsafe { launch(self.driver(), Kernel::named(kernel)?, [cols.div_ceil(STREAM_COLS), num_rows, 1], &args) }
+        unsafe { launch(self.driver(), Kernel::named(kernel)?, [num_rows, cols.div_ceil(STREAM_COLS), 1], &args) }
     }
 
     fn change_rows(&self, kernel: &str, x: &Tensor, other: Option<&Tensor>, value: f32) -> Result<(), CudaError> {

@@ -186,6 +186,9 @@ fn check_kind(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<
     if embedding.is_some() && config.adapters.is_some() {
         return refused("adapters with embeddings are not supported: leave them out".into());
     }
+    if config.media.is_some() && config.adapters.is_some() {
+        return refused("adapters with images or sounds are not supported: leave out one of them".into());
+    }
     if config.media.is_some() && config.embedding.is_some() {
         return refused("a model makes embeddings of texts alone: leave out images and sounds, or embeddings".into());
     }

@@ -95,7 +95,7 @@ struct ActiveChoice {
     leads: bool,
     output: OutputKind,
     drafts: DraftHistory,
-    /// Until the prompt is computed.
+    /// Until the prompt is computed, or to the end.
     held: HeldOutputs,
 }
 

@@ -131,7 +131,7 @@ impl PromptItem {
             let layout = ItemLayout::new(config, &processed);
             let bytes: Vec<u8> = processed.tiles[0].pixels.iter().flat_map(|value| value.to_le_bytes()).collect();
             let item = EncoderItem {
-                dimensions: &[features.num_frames, features.num_mel_bins, layout.num_rows],
+                dimensions: &[features.num_frames, features.num_mel_bins, len, layout.num_rows],
                 mode: "log-mel",
                 processor: &identity,
                 tower: &[],

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    sync::Arc,
     time::Instant,
 };
 
@@ -32,16 +33,16 @@ pub(super) struct Waiting {
     held: HeldOutputs,
 }
 
-/// Outputs that stay for a request until its prompt is computed.
-#[derive(Default)]
+/// Outputs that stay for a request until its prompt is computed, or, where layers look at images, for each choice to its end.
+#[derive(Clone, Default)]
 pub(super) struct HeldOutputs {
-    leases: Vec<EncoderLease>,
+    leases: Vec<Arc<EncoderLease>>,
     /// Of those that had to be encoded for it, what they are.
     pub(super) encoded: Vec<MediaKind>,
 }
 
-/// Outputs of the encoder within a budget. One that finds no room is made for the step that needs it, and forgotten: so nobody
-/// waits for room.
+/// Outputs of the encoder within a budget. One that finds no room is made for the step that needs it, and forgotten, so nobody
+/// waits for room; but where layers look at images, all steps need them, and requests wait until there is room for all of theirs.
 struct OutputCache {
     books: EncoderCache,
     outputs: HashMap<EncoderIndex, Encoded>,
@@ -73,9 +74,10 @@ impl Senses {
 
     /// What the items of a step are to its rows.
     pub(super) fn encoded(&mut self, runner: &mut ModelRunner, items: &[ItemRows]) -> Result<StepMedia, EngineError> {
-        self.cache.books.begin_step();
         let (mut leases, mut media) = (Vec::new(), StepMedia::default());
         for ItemRows { item, rows, .. } in items {
+            // Nobody waits here for one before it.
+            self.cache.books.begin_step();
             let lease = self.cache.acquire(runner, item);
             let (output, is_new) = self.cache.output(runner, item, lease.as_ref())?;
             leases.extend(lease);
@@ -90,38 +92,43 @@ impl Senses {
         Ok(media)
     }
 
-    /// Encodes the next item of a request; true when there is none left, or no room.
+    /// Encodes the next item of a request; true when there is none left, or no room. Where layers look at images, a request that
+    /// finds no room for all of its images takes none: what it would hold is another's meanwhile.
     fn encode_next(&mut self, runner: &mut ModelRunner, waiting: &mut Waiting) -> Result<bool, EngineError> {
         self.cache.books.begin_step();
         let Waiting { submitted, held } = waiting;
         let items = submitted.origin.items.as_deref().map_or(&[][..], |items| &items.items);
-        while let Some(placed) = items.get(held.leases.len()) {
-            let Some(lease) = self.cache.acquire(runner, &placed.item) else {
-                if !runner.config().is_crossed() || !self.cache.will_hold(runner, items) {
-                    return Ok(true);
-                }
-                // Every step of the answer needs it, so the request waits for those that end; what it has is another's meanwhile.
-                held.leases.clear();
-                return Ok(false);
-            };
-            let (_, is_new) = self.cache.output(runner, &placed.item, Some(&lease))?;
-            held.leases.push(lease);
+        if runner.config().is_crossed() && held.leases.is_empty() {
+            let all: Option<Vec<_>> = items.iter().map(|placed| self.cache.acquire(runner, &placed.item).map(Arc::new)).collect();
+            let Some(all) = all else { return Ok(false) };
+            held.leases = all;
+        }
+        for (index, placed) in items.iter().enumerate() {
+            if index == held.leases.len() {
+                let Some(lease) = self.cache.acquire(runner, &placed.item) else { return Ok(true) };
+                held.leases.push(Arc::new(lease));
+            }
+            let (_, is_new) = self.cache.output(runner, &placed.item, Some(&held.leases[index]))?;
             if is_new {
                 held.encoded.extend(std::iter::repeat_n(placed.item.kind, placed.item.num_encoded()));
-                return Ok(held.leases.len() == items.len());
+                return Ok(index + 1 == items.len());
             }
         }
         Ok(true)
     }
+
+    /// # Errors
+    /// [`EngineError::InvalidArgument`] where layers look at images and all of a request cannot be there at once.
+    fn check(&self, runner: &ModelRunner, items: &[PlacedItem]) -> Result<(), EngineError> {
+        if !runner.config().is_crossed() {
+            return Ok(());
+        }
+        let bytes = items.iter().map(|placed| runner.encoded_bytes(&placed.item)).fold(0, u64::saturating_add);
+        self.cache.books.check(bytes).map_err(|why| EngineError::InvalidArgument(format!("the images of a request: {why}")))
+    }
 }
 
 impl OutputCache {
-    /// Whether all items of a request can be there at once, when nobody else has any.
-    fn will_hold(&self, runner: &ModelRunner, items: &[PlacedItem]) -> bool {
-        let bytes = items.iter().map(|placed| runner.encoded_bytes(&placed.item)).fold(0, u64::saturating_add);
-        self.books.check(bytes).is_ok()
-    }
-
     /// `None`: there is no room.
     fn acquire(&mut self, runner: &ModelRunner, item: &PromptItem) -> Option<EncoderLease> {
         let lease = self.books.acquire(item.key, runner.encoded_bytes(item)).unwrap_or_default();
@@ -155,7 +162,11 @@ impl OutputCache {
 impl EngineThread {
     /// Begins a request, at once or when its images and sounds are encoded.
     pub(super) fn receive_request(&mut self, submitted: SubmittedRequest) {
-        let has_media = submitted.origin.items.as_ref().is_some_and(|items| !items.items.is_empty());
+        let items = submitted.origin.items.as_deref().map_or(&[][..], |items| &items.items);
+        let has_media = !items.is_empty();
+        if let Some(Err(error)) = self.senses.as_ref().map(|senses| senses.check(&self.runner, items)) {
+            return ActiveRequest::new(submitted).abandon(error);
+        }
         match &mut self.senses {
             Some(senses) if has_media && !self.scheduler.is_draining() => {
                 senses.waiting.push_back(Waiting { submitted, held: HeldOutputs::default() });

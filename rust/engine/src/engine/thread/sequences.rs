@@ -7,7 +7,7 @@ use std::{
 
 use paged::{AdmissionError, ForkError, ForkRequest, RequestId};
 
-use super::{ActiveChoice, Command, EngineThread, HeldOutputs, requests::spans, ticks};
+use super::{ActiveChoice, Command, EngineThread, requests::spans, ticks};
 use crate::{
     EngineError, FinishReason, OutputKind, Sequence,
     engine::{
@@ -26,6 +26,7 @@ impl EngineThread {
     pub(in crate::engine) fn branch_out(&mut self, lead: RequestId, tokens: Vec<Result<Sampled, String>>) {
         let Some(active) = self.active.get_mut(&lead) else { return };
         active.leads = false;
+        let held = active.held.clone();
         let ActiveChoice { request_number, rope, num_computed_tokens, .. } = *active;
         // Where all have failed, it was said of their request.
         let failed: Vec<_> = tokens.iter().filter_map(|token| token.as_ref().err()).collect();
@@ -46,7 +47,7 @@ impl EngineThread {
                         leads: false,
                         output: OutputKind::Tokens,
                         drafts: DraftHistory::default(),
-                        held: HeldOutputs::default(),
+                        held: held.clone(),
                     };
                     self.begin_choice(lead, active, &token);
                 }

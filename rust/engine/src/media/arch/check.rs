@@ -1,5 +1,6 @@
 //! That what files say of an encoder makes sense.
 
+use super::mllama::MAX_TILES;
 use crate::{
     media::{
         config::{Body, ConformerConfig, MediaConfig, Positions, Regroup, Tiled, TowerConfig},
@@ -41,9 +42,9 @@ impl MediaConfig {
         }
         if let Some(tiled) = &tower.tiled {
             let Tiled { max_tiles, num_global_layers, taken } = tiled;
-            if !(1..=64).contains(max_tiles) || *num_global_layers > MAX_LAYERS {
+            if !(1..=MAX_TILES).contains(max_tiles) || *num_global_layers > MAX_LAYERS {
                 return Err(format!(
-                    "has {num_global_layers} layers over {max_tiles} tiles; there may be {MAX_LAYERS} over 1 to 64"
+                    "has {num_global_layers} layers over {max_tiles} tiles; there may be {MAX_LAYERS} over 1 to {MAX_TILES}"
                 ));
             }
             if taken.len() > num_layers || taken.iter().any(|layer| *layer >= num_layers) {

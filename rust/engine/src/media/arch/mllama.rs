@@ -32,6 +32,9 @@ const NAMES: TowerNames = TowerNames {
 
 const PLACES: Places = Places { tower: &["vision_model.", "model.vision_model."], projector: &["", "model."], newline: &[] };
 
+/// Tiles of an image.
+pub(super) const MAX_TILES: usize = 64;
+
 /// Layers behind which states are taken, unless the file says which.
 const TAKEN: [usize; 5] = [3, 7, 15, 23, 30];
 
@@ -46,6 +49,9 @@ pub(super) fn mllama(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError
     let fields = &reader.encoder;
     let tower = reader.clip([1280, 5120, 32, 16, 448, 14], "gelu", 1e-5)?;
     let max_tiles = reader.size("max_num_tiles", 4)?;
+    if !(1..=MAX_TILES).contains(&max_tiles) {
+        return Err(fields.error("max_num_tiles", format!("is {max_tiles}; it must be from 1 to {MAX_TILES}")));
+    }
     let taken = fields.layers("intermediate_layers_indices")?.unwrap_or_else(|| TAKEN.into());
     let tiled = Tiled { max_tiles, num_global_layers: reader.size("num_global_layers", 8)?, taken };
     let tower = TowerConfig { has_class: true, has_post_norm: false, names: NAMES, tiled: Some(tiled), ..tower };

@@ -37,6 +37,10 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     }
     config.num_further_rows = NUM_FURTHER_ROWS;
     let crossed = fields.layers("cross_attention_layers")?.unwrap_or_else(|| CROSS_LAYERS.into());
+    if crossed.is_empty() || crossed.iter().any(|index| *index >= config.layers.len()) {
+        let why = format!("is {crossed:?}; it must name some of the {} layers, counted from 0", config.layers.len());
+        return Err(fields.error("cross_attention_layers", why));
+    }
     for (index, layer) in config.layers.iter_mut().enumerate() {
         layer.is_cross = crossed.contains(&index);
     }
