@@ -34,6 +34,7 @@ mod nvidia;
 pub mod packed;
 mod pieces;
 mod planes;
+mod projections;
 #[cfg(test)]
 mod recording;
 mod recurrent;
