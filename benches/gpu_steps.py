@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -58,7 +58,7 @@ def steps_of(launches: list[Launch]) -> list[list[Launch]]:
 
 def table(steps: list[list[Launch]], nexts: list[float]) -> list[str]:
     """Lines of a table; `nexts`: when what follows each step begins."""
-    shares: Counter[str] = Counter()
+    shares: defaultdict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     idle = wall = 0.0
     for step, following in zip(steps, nexts, strict=True):
@@ -73,7 +73,7 @@ def table(steps: list[list[Launch]], nexts: list[float]) -> list[str]:
     if not number:
         return ["no whole step was recorded"]
     lines = [f"{number} steps of {len(steps[0])} launches: {wall / number:.0f} us each, {idle / number:.0f} us of them idle"]
-    for kernel, share in shares.most_common(SHOWN):
+    for kernel, share in sorted(shares.items(), key=lambda one: -one[1])[:SHOWN]:
         times = counts[kernel] / number
         lines.append(f"    {kernel:<40}{times:8.1f} x {share / counts[kernel]:8.2f} us = {share / number:8.1f} us")
     return lines
