@@ -8,7 +8,7 @@ mod drawn;
 #[path = "common/media.rs"]
 mod media;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
 use common::{golden_dir, log_softmax, serving::greedy};
 use device::{
@@ -446,6 +446,30 @@ fn requests_wait_for_room_for_what_layers_look_at() {
         }
     }
     assert!(refusal(&with_room(KEPT_OF_TWO_TILES - 1), asked(&images[0])).contains("the encoder cache has"));
+}
+
+/// Some of the tokens end a choice, so choices end at different steps, while others wait for the room.
+#[test]
+fn choices_hold_what_they_look_at_to_their_ends() {
+    let name = "mllama";
+    let media = Some(MediaOptions { cache_bytes: Some(KEPT_OF_TWO_TILES), ..MediaOptions::default() });
+    let engine = engine(name, &EngineConfig { media, prefix_caching: false, ..config() });
+    let images = [image(name, "image0.png"), other_of_its_shape(&image(name, "image0.png"))];
+    engine.pause().unwrap();
+    let streams = images.each_ref().map(|image| {
+        let mut asked = turn(std::slice::from_ref(image), &[]);
+        let stop_token_ids = (5..512).step_by(12).collect();
+        asked.sampling =
+            SamplingParams { temperature: Some(1.0), max_tokens: Some(40), seed: Some(8), stop_token_ids, ..asked.sampling };
+        asked.n_choices = 6;
+        engine.submit(asked).unwrap()
+    });
+    engine.resume().unwrap();
+    for answer in streams.map(|stream| stream.wait().unwrap()) {
+        let lens: BTreeSet<_> = answer.choices.iter().map(|choice| choice.text.len()).collect();
+        assert!(lens.len() > 2 && Some(&answer.choices[0].text.len()) < lens.last(), "others go on behind the first: {lens:?}");
+        assert_eq!(answer.usage.encoded_images, 1, "{lens:?}");
+    }
 }
 
 #[test]
