@@ -177,37 +177,15 @@ struct SumPlace {
         : feature(i / (4 * ROW_TILES) * 16 + i / 2 % 2 * 8 + lane / 4), row(i / 4 % ROW_TILES * 8 + lane % 4 * 2 + i % 2) {}
 };
 
-// Where sums `i` of a lane and of the next one go, which are two of a panel, and what they are added to: it is on its way before
-// the sums are there.
+// Where sums `i` of a lane and of the next one go, which are two of a panel.
 template <int ROW_TILES, class Job>
-struct Output {
-    const Job& job;
-    float* out[2];  // Null: there is no such row or feature.
-    float bias[2], before[2];
-
-    __device__ __forceinline__ Output(const Job& job, unsigned panel, unsigned i, unsigned lane) : job(job) {
-        const auto& args = job.args;
-        const auto& target = job.target;
-#pragma unroll
-        for (unsigned j = 0; j < 2; j++) {
-            const SumPlace<ROW_TILES> place(i, lane + j);
-            const unsigned feature = panel * packed::FEATURES + place.feature;
-            const bool is_there = place.row < args.num_rows && feature < target.out_features;
-            out[j] = is_there ? target.out + size_t(job.out_row(place.row)) * target.out_stride + feature : nullptr;
-            bias[j] = is_there && target.bias ? target.bias[feature] : 0.0f;
-            before[j] = is_there && args.accumulate ? *out[j] : 0.0f;
-        }
-    }
-    __device__ __forceinline__ void write(float2 sums) const {
-        const float of[2] = {sums.x, sums.y};
-#pragma unroll
-        for (unsigned j = 0; j < 2; j++) {
-            const float sum = job.target.bias ? of[j] + bias[j] : of[j];
-            // Of all kernels alike, whether or not the compiler would contract it.
-            if (out[j]) *out[j] = job.args.accumulate ? fmaf(sum, job.args.scale, before[j]) : sum * job.args.scale;
-        }
-    }
-};
+__device__ __forceinline__ Output<2, Job> output_of(const Job& job, unsigned panel, unsigned i, unsigned lane) {
+    return Output<2, Job>(job, [&](unsigned j) {
+        SumPlace<ROW_TILES> place(i, lane + j);
+        place.feature += panel * packed::FEATURES;
+        return place;
+    });
+}
 
 // What a CTA sums: a range of the stages of all panels of a target, one after the other.
 template <class Format, class Job_>
@@ -319,7 +297,6 @@ __device__ __forceinline__ void merge_warps(float* merge, unsigned warp, Sums& s
 template <class Gemm, class Work>
 __device__ __forceinline__ void add_parts(const Work& work, uint32_t* arrived) {
     constexpr unsigned PART = Gemm::SUMS * 32, TOGETHER = 6;
-    using Output = ::Output<Gemm::ROW_TILES, typename Work::Job>;
     const GemmArgs& args = work.job.args;
     const GemmTarget& target = work.job.target;
     const unsigned first_stage = work.panel * work.panel_stages();
@@ -335,7 +312,7 @@ __device__ __forceinline__ void add_parts(const Work& work, uint32_t* arrived) {
 #pragma unroll 1
     for (unsigned at = 0; at < PART; at += 2 * THREADS) {
         const unsigned i = at + threadIdx.x * 2;
-        const Output output(work.job, work.panel, i / 32, i % 32);
+        const auto output = output_of<Gemm::ROW_TILES>(work.job, work.panel, i / 32, i % 32);
         float2 sum = load_of_other_cta(reinterpret_cast<const float2*>(parts + has_begun * PART + at));
         // Several at once: each takes as long as all of them.
         for (unsigned of = 1; of <= last - first; of += TOGETHER) {
@@ -349,7 +326,7 @@ __device__ __forceinline__ void add_parts(const Work& work, uint32_t* arrived) {
                 if (of + j <= last - first) sum = make_float2(sum.x + next[j].x, sum.y + next[j].y);
             }
         }
-        output.write(sum);
+        output.write({sum.x, sum.y});
     }
 }
 
@@ -399,7 +376,7 @@ __device__ __forceinline__ void gemm(const Job& job) {
         }
         if constexpr (Job::HAS_WHOLE_PANELS) {
             merge_warps<Gemm>(merge, warp, sums, [&](unsigned at, float2 sum) {
-                Output<Gemm::ROW_TILES, Job>(job, work.panel, at / 32, at % 32).write(sum);
+                output_of<Gemm::ROW_TILES>(job, work.panel, at / 32, at % 32).write({sum.x, sum.y});
             });
         } else {
             constexpr unsigned PART = Gemm::SUMS * 32;

@@ -163,38 +163,18 @@ struct Copier {
     }
 };
 
-// Where unit `at / 32` of lane `at % 32` goes, and what it is added to: it is on its way before the sums are there.
-template <class Work>
-struct Output {
-    const Work& work;
-    float* out[4];  // Null: there is no such row or feature.
-    float bias[4], before[4];
-
-    __device__ __forceinline__ Output(const Work& work, unsigned at) : work(work) {
-        const auto& args = work.job.args;
-        const auto& target = work.job.target;
-        const unsigned lane = at % 32, unit = at / 32;
-#pragma unroll
-        for (unsigned i = 0; i < 4; i++) {
-            const unsigned feature = work.panel * FEATURES + unit % TILES * 16 + lane / 4 + i / 2 * 8;
-            const unsigned row = unit / TILES * 8 + lane % 4 * 2 + i % 2;
-            const bool is_there = row < args.num_rows && feature < target.out_features;
-            out[i] = is_there ? target.out + size_t(work.job.out_row(row)) * target.out_stride + feature : nullptr;
-            bias[i] = is_there && target.bias ? target.bias[feature] : 0.0f;
-            before[i] = is_there && args.accumulate ? *out[i] : 0.0f;
-        }
-    }
-    __device__ __forceinline__ void write(float4 sums) const {
-        const auto& args = work.job.args;
-        const float values[4] = {sums.x, sums.y, sums.z, sums.w};
-#pragma unroll
-        for (unsigned i = 0; i < 4; i++) {
-            const float sum = work.job.target.bias ? values[i] + bias[i] : values[i];
-            // Of all kernels alike, whether or not the compiler would contract it.
-            if (out[i]) *out[i] = args.accumulate ? fmaf(sum, args.scale, before[i]) : sum * args.scale;
-        }
-    }
+// Sum `i` of unit `at / 32` of lane `at % 32` belongs to this feature and row.
+struct SumPlace {
+    unsigned feature, row;
+    __device__ __forceinline__ SumPlace(unsigned panel, unsigned at, unsigned i)
+        : feature(panel * FEATURES + at / 32 % TILES * 16 + at % 32 / 4 + i / 2 * 8), row(at / 32 / TILES * 8 + at % 4 * 2 + i % 2) {}
 };
+
+// Where a unit of a panel goes.
+template <class Work>
+__device__ __forceinline__ Output<4, typename Work::Job> output_of(const Work& work, unsigned at) {
+    return Output<4, typename Work::Job>(work.job, [&](unsigned i) { return SumPlace(work.panel, at, i); });
+}
 
 // Adds the warps' sums of a panel and gives each thread's share of them to `done(place, sums)`. Of every warp's slots the one at
 // `slot` is free.
@@ -228,7 +208,7 @@ __device__ __forceinline__ void finish(const Work& work, unsigned char* shared, 
     const unsigned part_stages = work.job.target.part_stages, first_stage = work.panel * work.panel_stages;
     const unsigned first = first_stage / part_stages, last = (first_stage + work.panel_stages - 1) / part_stages;
     if (first == last) {
-        merge_warps(shared, slot, sums, [&](unsigned at, float4 sum) { Output<Work>(work, at).write(sum); });
+        merge_warps(shared, slot, sums, [&](unsigned at, float4 sum) { output_of(work, at).write({sum.x, sum.y, sum.z, sum.w}); });
         return;
     }
     // A piece keeps sums of a panel that another one began, and of one that another one ends.
@@ -241,7 +221,7 @@ __device__ __forceinline__ void finish(const Work& work, unsigned char* shared, 
     uint32_t* arrived = reinterpret_cast<uint32_t*>(shared + COPY_BYTES);
     if (!is_last_to_arrive(arrivals, last - first, arrived)) return;
     for (unsigned at = threadIdx.x; at < PART; at += THREADS) {
-        const Output<Work> output(work, at);
+        const auto output = output_of(work, at);
         float4 sum = load_of_other_cta(part(first) + at);
         // Several at once: each takes as long as all of them.
         for (unsigned i = first + 1; i <= last; i += TOGETHER) {
@@ -253,7 +233,7 @@ __device__ __forceinline__ void finish(const Work& work, unsigned char* shared, 
                 if (i + j <= last) sum = add4(sum, next[j]);
             }
         }
-        output.write(sum);
+        output.write({sum.x, sum.y, sum.z, sum.w});
     }
 }
 
@@ -280,7 +260,7 @@ __device__ __forceinline__ void gemm(const Job& job) {
             sums.add(copier.slots + copier.slot, x);
         }
         if constexpr (Job::HAS_WHOLE_PANELS) {
-            merge_warps(shared, copier.slot, sums, [&](unsigned at, float4 sum) { Output<Work<Job>>(work, at).write(sum); });
+            merge_warps(shared, copier.slot, sums, [&](unsigned at, float4 sum) { output_of(work, at).write({sum.x, sum.y, sum.z, sum.w}); });
         } else {
             finish(work, shared, copier.slot, sums);
         }

@@ -67,6 +67,37 @@ struct GroupJob {
     __device__ __forceinline__ unsigned out_row(unsigned row) const { return out_rows ? out_rows[row] : row; }
 };
 
+// The output that a thread has COUNT sums for, and what they are added to: it is on its way before the sums are there.
+template <int COUNT, class Job>
+struct Output {
+    const Job& job;
+    float* out[COUNT];  // Null: there is no such row or feature.
+    float bias[COUNT], before[COUNT];
+
+    // `place(i)`: to which row and feature sum `i` belongs.
+    template <class Place>
+    __device__ __forceinline__ Output(const Job& job, const Place& place) : job(job) {
+        const auto& args = job.args;
+        const auto& target = job.target;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const auto at = place(i);
+            const bool is_there = at.row < args.num_rows && at.feature < target.out_features;
+            out[i] = is_there ? target.out + size_t(job.out_row(at.row)) * target.out_stride + at.feature : nullptr;
+            bias[i] = is_there && target.bias ? target.bias[at.feature] : 0.0f;
+            before[i] = is_there && args.accumulate ? *out[i] : 0.0f;
+        }
+    }
+    __device__ __forceinline__ void write(const float (&sums)[COUNT]) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const float sum = job.target.bias ? sums[i] + bias[i] : sums[i];
+            // Of all kernels alike, whether or not the compiler would contract it.
+            if (out[i]) *out[i] = job.args.accumulate ? fmaf(sum, job.args.scale, before[i]) : sum * job.args.scale;
+        }
+    }
+};
+
 // A kernel of grouped_*, whose tiles a kernel before it may have written.
 #define GROUPED_KERNEL(NAME, THREADS, SHARED_BYTES, CTAS, ROWS, ELEMENT, CALL)                           \
     DEFINE_KERNEL(NAME, GroupedArgs, THREADS, SHARED_BYTES, CTAS, wait_for_inputs()) {                   \
