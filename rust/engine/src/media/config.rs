@@ -321,6 +321,13 @@ pub struct ProjectorConfig {
     pub layers: Vec<ProjectorLayer>,
 }
 
+impl ProjectorConfig {
+    /// Columns of what comes out.
+    pub fn out_features(&self) -> usize {
+        self.layers.last().map_or(0, |layer| layer.out_features)
+    }
+}
+
 /// A perceiver that makes a fixed number of vectors of the patches of a tile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ResamplerConfig {

@@ -29,7 +29,7 @@ mod weights;
 use std::{path::PathBuf, sync::Arc};
 
 use audio::Sound;
-use device::{Backend, KvDType, Precision, Tensor, WorkspaceShape};
+use device::{Backend, KvDType, Precision, WorkspaceShape};
 use images::{Processed, RgbImage, Tile};
 use paged::{EncoderContent, EncoderItem, EncoderKey};
 
@@ -39,7 +39,10 @@ pub(crate) use encoders::Encoders;
 pub(crate) use layout::ItemLayout;
 pub(crate) use weights::TowerWeights;
 
-use crate::{EngineError, Media, MediaKind, model::DecoderConfig};
+use crate::{
+    EngineError, Media, MediaKind,
+    model::{DecoderConfig, part::stored},
+};
 use config::{Arrangement, Body, ConformerConfig, MediaProcessor, Silence, TowerConfig};
 use conformer::Conformer;
 use grid::Grid;
@@ -215,16 +218,6 @@ enum Connector {
     Resampler(Resampler),
 }
 
-/// Rows of so many columns, where phases read them.
-fn stored(backend: &dyn Backend, values: &[f32], cols: usize) -> Result<Tensor, EngineError> {
-    let num_rows = values.len() / cols;
-    let mut tensor = backend.alloc(num_rows, cols)?;
-    tensor.set_rows(num_rows);
-    tensor.as_mut_slice().copy_from_slice(values);
-    backend.store(&mut tensor);
-    Ok(tensor)
-}
-
 /// What makes hidden states, loaded.
 enum LoadedBody {
     Tower(Box<Tower>),
@@ -327,7 +320,7 @@ impl MediaEncoder {
 
 /// The vectors of its own that an encoder has: of the decoder's width, or of what is projected to it.
 fn separators(weights: &mut TowerWeights<'_>, config: &MediaConfig) -> Result<Vec<f32>, EngineError> {
-    let hidden = config.projector.layers.last().map_or(0, |layer| layer.out_features);
+    let hidden = config.projector.out_features();
     let columns = config.projector.regroup.columns(config.body.width());
     let named: &[(&str, &[usize])] = match config.arrangement {
         Arrangement::Tiles => &[],
@@ -388,7 +381,7 @@ impl MediaConfig {
     /// The first of a chunk's vectors: as many as it has in a prompt.
     fn kept(&self, mut vectors: Vec<f32>, layout: &ItemLayout) -> Vec<f32> {
         if self.silence == Silence::Dropped {
-            let hidden = self.projector.layers.last().map_or(0, |layer| layer.out_features);
+            let hidden = self.projector.out_features();
             vectors.truncate(layout.num_rows * hidden);
         }
         vectors
@@ -464,7 +457,7 @@ impl MediaConfig {
 
     /// Bytes of the encoder's activations for its largest input.
     pub(crate) fn activation_bytes(&self) -> u64 {
-        let columns = self.projector.layers.last().map_or(0, |layer| layer.out_features);
+        let columns = self.projector.out_features();
         match &self.body {
             Body::Tower(tower) => tower.activation_bytes(self.max_rows()) + tower.taken_bytes(columns),
             Body::Conformer(conformer) => conformer.activation_bytes(),

@@ -13,7 +13,7 @@ use device::{
 
 use super::{
     config::{AttentionConfig, CROSS_BLOCK_SIZE},
-    part::{Buffers, Context, Weights},
+    part::{Buffers, Context, Weights, stored},
 };
 use crate::{
     EngineError,
@@ -231,10 +231,7 @@ pub(crate) fn keep<'a>(
     let cache = backend.alloc_kv_cache(spec)?;
     for (part, values) in vectors.chunks(ROWS_AT_ONCE * hidden).enumerate() {
         let num_rows = values.len() / hidden;
-        let mut tensor = backend.alloc(num_rows, hidden)?;
-        tensor.set_rows(num_rows);
-        tensor.as_mut_slice().copy_from_slice(values);
-        backend.store(&mut tensor);
+        let tensor = stored(backend, values, hidden)?;
         let step = vectors_at(part * ROWS_AT_ONCE, num_rows);
         backend.begin_step(&step);
         for layer in layers.clone() {

@@ -11,6 +11,16 @@ use crate::{
     weights::{Matrix, WeightId},
 };
 
+/// Rows of so many columns, where phases read them.
+pub(crate) fn stored(backend: &dyn Backend, values: &[f32], cols: usize) -> Result<Tensor, EngineError> {
+    let num_rows = values.len() / cols;
+    let mut tensor = backend.alloc(num_rows, cols)?;
+    tensor.set_rows(num_rows);
+    tensor.as_mut_slice().copy_from_slice(values);
+    backend.store(&mut tensor);
+    Ok(tensor)
+}
+
 /// Visits the weights that a decoder asks for, each with its shape. One visitor loads them. Another counts their bytes: what it
 /// returns is empty, and the decoder that is made of it never runs.
 pub(crate) trait Weights {
