@@ -66,27 +66,47 @@ __device__ __forceinline__ uint4 load16(const unsigned char* at) { return *reint
 // Bits from FIRST on moved to bit 4.
 __device__ __forceinline__ uint32_t to_bit_4(uint32_t x, int first) { return first >= 4 ? x >> (first - 4) : x << (4 - first); }
 
-// A lane's codes of a block.
-template <class Format>
+// A lane's codes of a block: of NUM_TILES tiles from `first` on, a multiple of as many.
+template <class Format, int NUM_TILES = int(TILES)>
 struct LaneCodes {
-    static constexpr int LOW_WORDS = Format::BITS == 8 ? 16 : 8;
-    static constexpr int HIGH_WORDS = Format::BITS == 6 ? 4 : Format::BITS == 5 ? 2 : 1;
+    static constexpr int LOW_WORDS = NUM_TILES * (Format::BITS == 8 ? 4 : 2);
+    static constexpr int HIGH_WORDS = Format::BITS == 6 ? NUM_TILES : Format::BITS == 5 ? (NUM_TILES + 1) / 2 : 1;
     uint32_t low[LOW_WORDS], high[HIGH_WORDS];
 
-    __device__ __forceinline__ LaneCodes(const unsigned char* block, unsigned lane) {
+    __device__ __forceinline__ LaneCodes(const unsigned char* block, unsigned lane, unsigned first = 0) {
+        const unsigned char* own = block + lane * 16 + (Format::BITS == 8 ? first * 512 : first / 2 * 512 + first % 2 * 8);
+        if constexpr (LOW_WORDS == 2) {
+            load_words(low, reinterpret_cast<const uint2*>(own));
+        } else {
 #pragma unroll
-        for (int i = 0; i < LOW_WORDS; i += 4) {
-            const uint4 x = load16(block + i * 128 + lane * 16);
-            low[i] = x.x, low[i + 1] = x.y, low[i + 2] = x.z, low[i + 3] = x.w;
+            for (int i = 0; i < LOW_WORDS; i += 4) {
+                const uint4 x = load16(own + i * 128);
+                low[i] = x.x, low[i + 1] = x.y, low[i + 2] = x.z, low[i + 3] = x.w;
+            }
         }
         const unsigned char* behind = block + Format::LOW_BYTES;
         if constexpr (Format::BITS == 5) {
-            const uint2 x = *reinterpret_cast<const uint2*>(behind + lane * 8);
-            high[0] = x.x, high[1] = x.y;
+            const uint32_t* words = reinterpret_cast<const uint32_t*>(behind + lane * 8) + first / 2;
+            if constexpr (NUM_TILES == 4) {
+                load_words(high, reinterpret_cast<const uint2*>(words));
+            } else {
+                high[0] = *words >> (NUM_TILES == 1 ? first % 2 * 8 : 0);
+            }
         } else if constexpr (Format::BITS == 6) {
-            const uint4 x = load16(behind + lane * 16);
-            high[0] = x.x, high[1] = x.y, high[2] = x.z, high[3] = x.w;
+            const uint32_t* words = reinterpret_cast<const uint32_t*>(behind + lane * 16) + first;
+            if constexpr (NUM_TILES == 4) {
+                const uint4 x = *reinterpret_cast<const uint4*>(words);
+                high[0] = x.x, high[1] = x.y, high[2] = x.z, high[3] = x.w;
+            } else if constexpr (NUM_TILES == 2) {
+                load_words(high, reinterpret_cast<const uint2*>(words));
+            } else {
+                high[0] = *words;
+            }
         }
+    }
+    static __device__ __forceinline__ void load_words(uint32_t* to, const uint2* from) {
+        const uint2 x = *from;
+        to[0] = x.x, to[1] = x.y;
     }
 
     // Register `place` of the fragment of a tile and a step: two numbers of bf16. 0x4300 is 128, and its last bit a one.
@@ -111,6 +131,13 @@ struct LaneCodes {
         }
     }
 };
+
+// Two columns of one feature. What numbers are more than codes is taken from both at once, exactly.
+template <class Format>
+__device__ __forceinline__ float2 values(uint32_t pair, float scale, float minimum) {
+    const float2 numbers = unpack<bf16>(Format::OFFSET == 0.0f ? pair : subtract_bf16x2(pair, Format::MINUS_OFFSETS ^ 0x80008000u));
+    return make_float2(fmaf(scale, numbers.x, minimum), fmaf(scale, numbers.y, minimum));
+}
 
 __device__ __forceinline__ float byte_value(uint32_t word, int index) {
     return weights::code_value(word >> 8 * index & 0xff, 0.0f);

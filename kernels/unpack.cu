@@ -13,13 +13,6 @@ namespace {
 constexpr unsigned WARPS = 4;
 constexpr unsigned EMBED_THREADS = 64;
 
-// Two columns of one feature. What numbers are more than codes is taken from both at once, exactly.
-template <class Format>
-__device__ __forceinline__ float2 values(uint32_t pair, float scale, float minimum) {
-    const float2 numbers = unpack<bf16>(Format::OFFSET == 0.0f ? pair : subtract_bf16x2(pair, Format::MINUS_OFFSETS ^ 0x80008000u));
-    return make_float2(fmaf(scale, numbers.x, minimum), fmaf(scale, numbers.y, minimum));
-}
-
 __device__ __forceinline__ void store_columns(float* at, float2 low, float2 high) {
     *reinterpret_cast<float4*>(at) = make_float4(low.x, low.y, high.x, high.y);
 }
@@ -46,8 +39,8 @@ __device__ __forceinline__ void dequantize_as(const PackedDequantizeArgs& args) 
             for (int step = 0; step < 2; step++) {
                 const float2 scales = lane_scales.scales(tile, step / Format::SCALE_STEPS);
                 const float scale = half ? scales.y : scales.x, minimum = half ? minima.y : minima.x;
-                const float2 low = values<Format>(codes.pair(tile, step, half), scale, minimum);
-                const float2 high = values<Format>(codes.pair(tile, step, half + 2), scale, minimum);
+                const float2 low = packed::values<Format>(codes.pair(tile, step, half), scale, minimum);
+                const float2 high = packed::values<Format>(codes.pair(tile, step, half + 2), scale, minimum);
                 store_columns(out + 16 * step, low, high);
             }
         }
@@ -87,8 +80,8 @@ __device__ void embed(const PackedEmbedArgs& args) {
             uint32_t pairs[4];
 #pragma unroll
             for (int place = 0; place < 4; place++) pairs[place] = codes.pair(own_tile, own_step, place);
-            const float2 low = values<Format>(half ? pairs[1] : pairs[0], scale, minimum);
-            const float2 high = values<Format>(half ? pairs[3] : pairs[2], scale, minimum);
+            const float2 low = packed::values<Format>(half ? pairs[1] : pairs[0], scale, minimum);
+            const float2 high = packed::values<Format>(half ? pairs[3] : pairs[2], scale, minimum);
             *reinterpret_cast<float4*>(out + column) =
                 make_float4(low.x * args.scale, low.y * args.scale, high.x * args.scale, high.y * args.scale);
         }

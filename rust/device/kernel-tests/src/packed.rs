@@ -75,7 +75,7 @@ pub const SCALE: f32 = 0.75;
 impl Product {
     /// Random numbers for so many rows, bias and sums as they come.
     pub fn random(packed: &Packed, rows: usize, part_stages: usize, rng: &mut Rng) -> Self {
-        let (x_stride, out_stride) = (packed.weight.cols + 4, packed.weight.rows + 3);
+        let (x_stride, out_stride) = (packed.weight.cols + 8, packed.weight.rows + 3);
         Self {
             x: rng.floats(rows * x_stride),
             x_stride,
@@ -89,7 +89,13 @@ impl Product {
 
     /// The products of exact weights and rounded activations.
     pub fn expected(&self, packed: &Packed, rows: usize) -> Vec<f32> {
+        self.expected_of(packed, rows, |w| w)
+    }
+
+    /// The same of what `weight` makes of each value.
+    pub fn expected_of(&self, packed: &Packed, rows: usize, weight: impl Fn(f32) -> f32) -> Vec<f32> {
         let Weight { cols, values, .. } = &packed.weight;
+        let values: Vec<f32> = values.iter().map(|w| weight(*w)).collect();
         let mut out = self.before[..rows * self.out_stride].to_vec();
         for (out, x) in out.chunks_exact_mut(self.out_stride).zip(self.x.chunks_exact(self.x_stride)) {
             for (n, w) in values.chunks_exact(*cols).enumerate() {

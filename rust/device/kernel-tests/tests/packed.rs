@@ -102,6 +102,8 @@ fn run_together(of: &[(&Packed, &Product)], (first, rows): (usize, usize), capac
     let x = &one.x[first * one.x_stride..][..rows * one.x_stride];
     let rounded: Vec<u16> = x.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
     let x = if capacity == 8 { Buffer::input(x) } else { Buffer::input(&rounded) };
+    // Of many rows a CTA takes two panels.
+    let (tile_features, row_tiles) = if capacity > 32 { (128, rows.div_ceil(capacity)) } else { (64, 1) };
     let (mut targets, mut buffers, mut pieces) = ([GemmTarget::default(); MAX_TARGETS], Vec::new(), 0);
     for (target, (packed, product)) in targets.iter_mut().zip(of) {
         let features = packed.weight.rows;
@@ -118,11 +120,11 @@ fn run_together(of: &[(&Packed, &Product)], (first, rows): (usize, usize), capac
             part_stages: product.part_stages as u32,
         };
         buffers.push((w, bias, out));
-        let stages = features.div_ceil(64) * cols.div_ceil(packed.format.stage_columns());
+        let stages = features.div_ceil(tile_features) * cols.div_ceil(packed.format.stage_columns());
         pieces += stages.div_ceil(product.part_stages);
     }
-    let parts = Buffer::output::<f32>(pieces * 2 * 64 * capacity);
-    let arrivals = Buffer::inout(&vec![0u32; pieces]);
+    let parts = Buffer::output::<f32>(row_tiles * pieces * 2 * tile_features * capacity);
+    let arrivals = Buffer::inout(&vec![0u32; row_tiles * pieces]);
     let args = GemmArgs {
         x: x.ptr(),
         targets,
@@ -137,8 +139,8 @@ fn run_together(of: &[(&Packed, &Product)], (first, rows): (usize, usize), capac
         reserved: 0,
     };
     let produced: Vec<_> = buffers.iter().map(|(_, _, out)| out).chain([&x, &parts, &arrivals]).collect();
-    packed.kernel("gemm", &format!("_r{capacity}")).launch_behind(&produced, [pieces, 1, 1], &args, order);
-    assert_eq!(arrivals.values::<u32>(), vec![0; pieces], "arrivals are forgotten");
+    packed.kernel("gemm", &format!("_r{capacity}")).launch_behind(&produced, [pieces, row_tiles, 1], &args, order);
+    assert_eq!(arrivals.values::<u32>(), vec![0; row_tiles * pieces], "arrivals are forgotten");
     buffers.iter().map(|(_, _, out)| out.values()).collect()
 }
 
@@ -167,6 +169,47 @@ fn products_of_packed_weights_agree_with_the_oracle() {
                     tolerance,
                     &what,
                 );
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_packed_weights_and_many_rows_agree_with_the_oracle() {
+    let mut rng = Rng::new(8);
+    for format in formats() {
+        // As above; and a block that is alone in its chunk, and a panel in its tile.
+        let shapes = [(5, 32, 9), (130, 608, 9), (258, 1312, 2), (128, 2304, 3), (300, 512, 5), (300, 512, 3)];
+        for (features, cols, part_stages) in shapes {
+            let packed = Packed::random(format, features, cols, &mut rng);
+            let largest = packed.weight.values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+            for (rows, capacity) in [(1, 64), (64, 64), (70, 64), (33, 128), (128, 128), (200, 128)] {
+                if (features == 258 || features == 300) != (rows == 70 || rows == 200) {
+                    continue;
+                }
+                let product = Product::random(&packed, rows, part_stages, &mut rng);
+                let order = if rows % 2 == 0 { Order::Ascending } else { Order::Descending };
+                let tolerance = [2e-6 * largest * (packed.weight.cols as f32).sqrt() + 1e-6, 1e-5];
+                let what = format!("{format} {features} x {}, {rows} rows", packed.weight.cols);
+                let expected = product.expected_of(&packed, rows, |w| bf16::from_f32(w).to_f32());
+                assert_close(&run(&product, &packed, (0, rows), capacity, order), &expected, tolerance, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_among_many_at_any_place() {
+    let mut rng = Rng::new(9);
+    for format in formats() {
+        for (features, part_stages) in [(70, 9), (150, 1)] {
+            let packed = Packed::random(format, features, 2 * packed_columns(format), &mut rng);
+            let product = Product::random(&packed, 140, part_stages, &mut rng);
+            let together = run(&product, &packed, (0, 140), 128, Order::Ascending);
+            for (first, rows, capacity) in [(0, 64, 64), (3, 137, 64), (139, 1, 64), (75, 65, 128)] {
+                let fewer = run(&product, &packed, (first, rows), capacity, Order::Descending);
+                let expected = &together[first * product.out_stride..][..rows * product.out_stride];
+                assert_eq!(fewer, expected, "{format}: {rows} rows from {first} on, {capacity} at once");
             }
         }
     }
@@ -204,7 +247,7 @@ fn several_weights_in_a_launch_have_the_bits_they_have_alone() {
         let [(_, one), ..] = &weights;
         let (x, accumulate) = (one.x.clone(), one.accumulate);
         let alike = weights.map(|(packed, product)| (packed, Product { x: x.clone(), accumulate, ..product }));
-        for (rows, capacity) in [(3, 8), (11, 16), (11, 32)] {
+        for (rows, capacity) in [(3, 8), (11, 16), (11, 32), (11, 64)] {
             let of: Vec<_> = alike.iter().map(|(packed, product)| (packed, product)).collect();
             for together in [&of[..], &of[1..]] {
                 let outs = run_together(together, (0, rows), capacity, Order::Descending);
