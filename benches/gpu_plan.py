@@ -59,12 +59,12 @@ def linear_works() -> Iterator[Work]:
         shape = {"kind": "linear", "name": name, "out_features": out_features, "in_features": in_features}
         for rows in [*FEW_ROWS, *MANY_ROWS]:
             yield {**shape, "rows": rows, "format": "BF16"}
-    # Up to 32 rows of a quantized weight are for one reading of it, from 33 on it is taken apart.
+    # Up to 32 rows of a quantized weight are for one reading of it, up to 256 for tiles, and for more it is taken apart.
     for name, forms in {"down": ("Q4_0", "Q8_0", "Q4_K", "Q6_K"), "k or v": ("Q4_K",)}.items():
         out_features, in_features = MATRICES[name]
         shape = {"kind": "linear", "name": name, "out_features": out_features, "in_features": in_features}
         for form in forms:
-            for rows in (1, 8, 16, 32, 256):
+            for rows in (1, 8, 16, 32, 64, 128, 256, 1024):
                 yield {**shape, "rows": rows, "format": form}
 
 

@@ -3,6 +3,7 @@
     python3 benches/kernel_lab.py gemm_q4_k_r8 --rows 1 --shape 14336,4096
     cp -r kernels /tmp/edited; edit /tmp/edited/gemm.cu
     python3 benches/kernel_lab.py gemm_q4_k_r8 --kernels kernels /tmp/edited
+    python3 benches/kernel_lab.py gemm_q4_k_r128 --rows 128 256 --shape 4096,14336
     python3 benches/kernel_lab.py attention_bf16_d128 --requests 32,4096 1,512 --part-keys 128 256
 
 Kernels are gemm_* of packed formats, gemv_* of floats, and attention_* of f16, bf16 and i8. Several folders are timed in turns,
@@ -41,6 +42,8 @@ MAX_THREADS = 0
 """CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK."""
 MAX_PIECES, MIN_STAGES, PANEL_FEATURES, MANY_PANELS = 2 * 132, 4, 64, 1024
 """As rust/device/src/cuda/gemm.rs cuts weights; of wide ones that are not very many panels, half as many pieces."""
+TILE_ROWS = (64, 128)
+"""Of gemm_tiles.cu, whose tiles have two panels, and half as many pieces."""
 STAGE_COLUMNS = {"q8_0": 128}
 """Others have 256."""
 BLOCK_BYTES = {"q4_0": 1152, "q4_1": 1280, "q8_0": 2176, "q4_k": 1152, "q5_k": 1408, "q6_k": 1664}
@@ -197,11 +200,12 @@ class Lab:
         return float((got.double() - want.double()).norm() / want.double().norm())
 
 
-def cut(out_features: int, in_features: int, stage_columns: int) -> tuple[int, int]:
+def cut(out_features: int, in_features: int, stage_columns: int, is_tiled: bool) -> tuple[int, int]:
     """Stages of a piece, and pieces."""
-    stages = -(-out_features // PANEL_FEATURES) * -(-in_features // stage_columns)
-    is_wide = out_features >= 2 * in_features and -(-out_features // PANEL_FEATURES) < MANY_PANELS
-    part_stages = max(-(-stages // (MAX_PIECES // 2 if is_wide else MAX_PIECES)), MIN_STAGES)
+    panels, sharing = -(-out_features // PANEL_FEATURES), 2 if is_tiled else 1
+    stages = -(-panels // sharing) * -(-in_features // stage_columns)
+    is_wide = out_features >= 2 * in_features and panels < MANY_PANELS
+    part_stages = max(-(-stages // (MAX_PIECES // sharing // (2 if is_wide else 1))), MIN_STAGES)
     return part_stages, -(-stages // part_stages)
 
 
@@ -222,9 +226,11 @@ def try_gemm(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
     x = lab.random(rows, in_features)
     given = x if int(capacity) == 8 else x.to(torch.bfloat16)
     out = torch.empty(rows, out_features, device="cuda")
-    part_stages, pieces = cut(out_features, in_features, stage_columns)
-    sums = torch.empty(MAX_PIECES * 2 * PANEL_FEATURES * int(capacity), device="cuda")
-    arrivals = torch.zeros(MAX_PIECES, dtype=torch.int32, device="cuda")
+    is_tiled = int(capacity) in TILE_ROWS
+    row_tiles = -(-rows // int(capacity)) if is_tiled else 1
+    part_stages, pieces = cut(out_features, in_features, stage_columns, is_tiled)
+    sums = torch.empty(row_tiles * MAX_PIECES * 2 * PANEL_FEATURES * int(capacity), device="cuda")
+    arrivals = torch.zeros(row_tiles * MAX_PIECES, dtype=torch.int32, device="cuda")
     plain = torch.empty(panels * 64, in_features, device="cuda")
     unpack = Module(lab.driver, compiled(lab.folders[0], "unpack", lab.target)).kernel(f"packed_dequantize_{form}")
     args = struct.pack("<QQQ2I", weights.data_ptr(), plain.data_ptr(), panel_bytes, in_features, 0)
@@ -238,11 +244,11 @@ def try_gemm(lab: Lab, name: str, rows: int, shape: tuple[int, int]) -> None:
             target = struct.pack("<3Q4I", *pointers, out_features, out_features, 0, part_stages) + NO_TARGET * 2
             buffers = struct.pack("<3Q", sums.data_ptr(), arrivals.data_ptr(), panel_bytes)
             numbers = struct.pack("<4IfI", rows, in_features, in_features, 0, 1.0, 0)
-            kernel((pieces, 1), struct.pack("<Q", given.data_ptr()) + target + buffers + numbers, stream)
+            kernel((pieces, row_tiles), struct.pack("<Q", given.data_ptr()) + target + buffers + numbers, stream)
 
         return run
 
-    runs = [runner(kernel) for kernel in lab.kernels("gemm", name)]
+    runs = [runner(kernel) for kernel in lab.kernels("gemm_tiles" if is_tiled else "gemm", name)]
     moved = out_features * in_features // 32 * BLOCK_BYTES[form] / 64 + 4.0 * rows * (in_features + out_features)
     lab.report(f"{name} {rows} x {out_features} x {in_features}", runs, turns, moved, lambda: lab.difference(out, want))
 

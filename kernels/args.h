@@ -281,12 +281,12 @@ struct GemmTarget {
 };
 
 // gemm_*: as gemv_*, of weights that are packed (packed.cuh), by x rounded to bf16, and of bf16 and f16, by x rounded to their
-// type.
+// type. Tiles of 64 and 128 rows (gemm_tiles.cuh) are of two panels, and read x_stride as a multiple of 8.
 struct GemmArgs {
     const void* x;      // [num_rows, x_stride], f32 of gemm_*_r8, else rounded
     GemmTarget targets[MAX_TARGETS]; // the first one's first_piece is 0
-    float* parts;       // [gridDim.x, 2, 64 * capacity]: what a CTA has summed of panels that it may share
-    uint32_t* arrivals; // [gridDim.x], 0 before and after: CTAs that are done with a panel they share
+    float* parts;       // [gridDim.y, gridDim.x, 2, features * capacity]: what a CTA has summed of panels that it may share
+    uint32_t* arrivals; // [gridDim.y, gridDim.x], 0 before and after: CTAs that are done with a panel they share
     uint64_t w_stride;  // bytes from a panel to the next one; of bf16 and f16 from a row to the next one, a multiple of 16
     uint32_t num_rows, in_features, x_stride;
     uint32_t accumulate; // 1: added to out

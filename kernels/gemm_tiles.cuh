@@ -84,7 +84,10 @@ struct Shape {
 
     template <class Job>
     __device__ __forceinline__ Place place(const Job& job) const {
-        const unsigned part = job.target.part_stages, first = job.cta() * part;
+        if constexpr (Job::HAS_WHOLE_PANELS) return Place(*this, job.cta(), 0, stages);
+        else return in_piece(job.cta() * job.target.part_stages, job.target.part_stages);
+    }
+    __device__ __forceinline__ Place in_piece(unsigned first, unsigned part) const {
         return Place(*this, first / stages, first % stages, min(part, tiles * stages - first));
     }
 };
@@ -254,17 +257,20 @@ __device__ __forceinline__ void write(const Job& job, unsigned tile, unsigned fi
     output.write({low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w});
 }
 
+// Writes a thread's sums of a tile.
+template <class Tiles, class Job, class Sums>
+__device__ __forceinline__ void write_all(const Job& job, unsigned tile, unsigned first_row, const Sums& sums) {
+#pragma unroll
+    for (unsigned i = 0; i < Tiles::UNITS; i += 2) write<Tiles>(job, tile, first_row, i, sums.unit(i), sums.unit(i + 1));
+}
+
 // Ends a tile: its sums become the output, or are left for the CTA that is the last one to be done with the tile.
 template <class Tiles, class Job, class Shape, class Sums>
 __device__ __forceinline__ void finish(const Job& job, const Shape& shape, unsigned tile, unsigned first_row, const Sums& sums, uint32_t* arrived) {
     constexpr unsigned PART = Tiles::UNITS * THREADS, TOGETHER = 3;
     const unsigned part_stages = job.target.part_stages, first_stage = tile * shape.stages;
     const unsigned first = first_stage / part_stages, last = (first_stage + shape.stages - 1) / part_stages;
-    if (first == last) {
-#pragma unroll
-        for (unsigned i = 0; i < Tiles::UNITS; i += 2) write<Tiles>(job, tile, first_row, i, sums.unit(i), sums.unit(i + 1));
-        return;
-    }
+    if (first == last) return write_all<Tiles>(job, tile, first_row, sums);
     // A piece keeps sums of a tile that another one began, and of one that another one ends.
     const unsigned first_piece = blockIdx.y * gridDim.x + job.target.first_piece;
     float4* parts = reinterpret_cast<float4*>(job.args.parts) + size_t(first_piece) * (2 * PART) + threadIdx.x;
@@ -296,7 +302,7 @@ template <class Format, int ROWS, class Job>
 __device__ __forceinline__ void gemm_tiles(const Job& job) {
     using Tiles = ::Tiles<Format, ROWS>;
     SHARED_MEMORY(shared);
-    const unsigned first_row = blockIdx.y * ROWS, warp = threadIdx.x / 32;
+    const unsigned first_row = Job::HAS_WHOLE_PANELS ? 0 : blockIdx.y * ROWS, warp = threadIdx.x / 32;
     const Shape<Tiles> shape(job);
     Place now = shape.place(job);
     Copier<Format, Tiles, Job> copier(job, shared, now, first_row);
@@ -343,7 +349,8 @@ __device__ __forceinline__ void gemm_tiles(const Job& job) {
             }
             slot = slot + Tiles::SLOT_BYTES < Tiles::COPY_BYTES ? slot + Tiles::SLOT_BYTES : 0;
         }
-        finish<Tiles>(job, shape, tile, first_row, sums, reinterpret_cast<uint32_t*>(shared + Tiles::COPY_BYTES));
+        if constexpr (Job::HAS_WHOLE_PANELS) return write_all<Tiles>(job, tile, first_row, sums);
+        else finish<Tiles>(job, shape, tile, first_row, sums, reinterpret_cast<uint32_t*>(shared + Tiles::COPY_BYTES));
         if (!now.left) break;
         now.next_tile(shape);
     }

@@ -85,9 +85,13 @@ fn project(backend: &dyn Backend, weight: &WeightView, precision: Precision, bia
 fn few(dtype: DType) -> usize {
     match dtype {
         DType::F32 => 8,
-        DType::F16 | DType::BF16 => 32,
-        DType::Ggml(_) => 64,
+        _ => 32,
     }
+}
+
+/// Rows from which on there is a product of matrices: there are tiles of packed weights up to then.
+fn many(dtype: DType) -> usize {
+    if matches!(dtype, DType::Ggml(_)) { 257 } else { few(dtype) + 1 }
 }
 
 /// Rows from which on activations are rounded.
@@ -104,7 +108,7 @@ fn values_are_rounded_from_the_first_row_too_many_for_few() {
     for (dtype, out_features) in DTYPES.into_iter().flat_map(|dtype| [33, 100].map(|n| (dtype, n))) {
         let weight = view(&mut rng, dtype, out_features, COLS);
         let bias = rng.floats(out_features);
-        for rows in [1, 2, 9, few(dtype), few(dtype) + 1, 77] {
+        for rows in [1, 2, 9, few(dtype), few(dtype) + 1, 77, many(dtype)] {
             let x = rng.floats(rows * COLS);
             let seen: Vec<f32> = x.iter().map(|x| if rows < rounded_from(dtype) { *x } else { round(dtype, *x) }).collect();
             let read = if rows > few(dtype) { rounded(&weight) } else { weight.clone() };
@@ -149,7 +153,7 @@ fn values_beyond_f16_become_its_largest() {
 fn many_rows_are_scaled_and_added_to_the_residual() {
     let mut rng = Rng::new(2);
     for dtype in DTYPES {
-        let (weight, bias, rows) = (view(&mut rng, dtype, 64, COLS), rng.floats(64), few(dtype) + 8);
+        let (weight, bias, rows) = (view(&mut rng, dtype, 64, COLS), rng.floats(64), many(dtype) + 7);
         let (x, residual) = (rng.floats(rows * COLS), rng.floats(rows * 64));
         let run = |backend: &dyn Backend, weight: &WeightView, precision, x: &[f32]| {
             let (linear, x) = (linear(backend, weight, precision, Some(&bias)), tensor(backend, x, COLS));
@@ -168,7 +172,7 @@ fn many_rows_are_scaled_and_added_to_the_residual() {
 fn a_weight_larger_than_a_slice_is_multiplied_whole() {
     let (mut rng, cols, features) = (Rng::new(3), 256, 2048 + 65);
     let weight = view(&mut rng, Q8_0, features, cols);
-    let x = rng.floats((few(Q8_0) + 1) * cols);
+    let x = rng.floats(many(Q8_0) * cols);
     let options = CudaOptions { slice_bytes: 2048 * cols * 2, ..CudaOptions::default() };
     let backend = CudaBackend::with(driver(Order::Ascending), options).unwrap();
     let actual = project(&backend, &weight, Precision::Fast, None, &x);
@@ -180,6 +184,20 @@ fn a_weight_larger_than_a_slice_is_multiplied_whole() {
             let sum: f64 = x.iter().zip(&w).map(|(x, w)| f64::from(round(Q8_0, *x)) * f64::from(*w)).sum();
             assert_close(&[actual[row * features + feature]], &[sum as f32], [2e-2, 1e-4], &format!("row {row}, {feature}"));
         }
+    }
+}
+
+#[test]
+fn tiles_of_rows_give_the_same_bits_in_every_batch() {
+    let mut rng = Rng::new(7);
+    // Several pieces share each tile of features.
+    let (cols, features) = (2560, 130);
+    let (weight, bias) = (view(&mut rng, Q4_0, features, cols), rng.floats(features));
+    let x = rng.floats(256 * cols);
+    let together = project(&cuda(), &weight, Precision::Fast, Some(&bias), &x);
+    for (first, rows) in [(0, 33), (60, 64), (100, 65)] {
+        let fewer = project(&cuda(), &weight, Precision::Fast, Some(&bias), &x[first * cols..][..rows * cols]);
+        assert_eq!(fewer, together[first * features..][..rows * features], "{rows} rows from {first} on");
     }
 }
 

@@ -224,7 +224,7 @@ impl Grouped {
         let biases: Vec<_> = biases.iter().map(|bias| Buffer::input(bias)).collect();
         let pointers = |of: &[Buffer]| Buffer::input(&of.iter().map(Buffer::ptr).collect::<Vec<u64>>());
         let (w, bias) = (pointers(&weights), pointers(&biases));
-        let ctas = self.rows().div_ceil(self.features);
+        let ctas = self.rows().div_ceil(if capacity == 64 { 128 } else { self.features });
         let mut targets = [GroupedTarget::default(); MAX_TARGETS];
         for (i, (target, out)) in targets.iter_mut().zip(outs).enumerate() {
             *target = GroupedTarget {
@@ -241,14 +241,24 @@ impl Grouped {
         Kernel::named(&format!("{}_r{capacity}", self.family)).launch([2 * ctas, num_tiles, 1], &args, Order::Ascending);
     }
 
-    /// A row's product with a group's weight.
-    fn expected(&self, group: usize, x: &[f32]) -> Vec<f32> {
-        let dot = |w: &[f32]| w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from((self.round)(*x))).sum::<f64>() as f32;
+    /// A row's product with a group's weight, by the kernels for `capacity` rows.
+    fn expected(&self, capacity: usize, group: usize, x: &[f32]) -> Vec<f32> {
+        // The largest tiles are of rounded weights.
+        let weight = |w: f32| if capacity == 64 { (self.round)(w) } else { w };
+        let dot =
+            |w: &[f32]| w.iter().zip(x).map(|(w, x)| f64::from(weight(*w)) * f64::from((self.round)(*x))).sum::<f64>() as f32;
         self.weights[group].values.chunks_exact(self.cols()).map(dot).collect()
     }
 
     fn capacities(&self) -> &'static [usize] {
-        if self.family.starts_with("grouped_gemm") { &[8, 32] } else { &[8] }
+        let is_packed = self.w_stride != self.weights[0].row_bytes();
+        if is_packed {
+            &[8, 32, 64]
+        } else if self.family.starts_with("grouped_gemm") {
+            &[8, 32]
+        } else {
+            &[8]
+        }
     }
 }
 
@@ -279,15 +289,16 @@ fn rows_are_multiplied_with_the_weight_of_their_group() {
             let [tiles, x_rows, out_rows] = lists.each_ref().map(Buffer::ptr);
             let args = GroupedArgs { tiles, x_rows, out_rows, x_stride: cols as u32, ..GroupedArgs::default() };
             grouped.run(capacity, &grouped.input(&x, capacity), args, 3, outs.each_ref(), &biases);
-            all.push(outs.map(|out| out.values::<f32>()));
+            all.push((capacity, outs.map(|out| out.values::<f32>())));
         }
-        assert!(all.iter().all(|outs| *outs == all[0]), "{format}: a row has other bits in larger tiles");
-        for (i, group) in groups.into_iter().enumerate() {
-            let expected = grouped.expected(group, &x[x_rows[i] as usize * cols..][..cols]);
+        let few: Vec<_> = all.iter().filter(|(capacity, _)| *capacity < 64).collect();
+        assert!(few.iter().all(|(_, outs)| *outs == all[0].1), "{format}: a row has other bits in larger tiles");
+        for ((capacity, outs), (i, group)) in all.iter().flat_map(|outs| groups.into_iter().enumerate().map(move |i| (outs, i))) {
+            let expected = grouped.expected(*capacity, group, &x[x_rows[i] as usize * cols..][..cols]);
             let with_bias: Vec<_> = expected.iter().zip(&biases[group]).map(|(x, bias)| x + bias).collect();
-            for (out, expected) in all[0].iter().zip([expected, with_bias]) {
+            for (out, expected) in outs.iter().zip([expected, with_bias]) {
                 let out = &out[places[i] as usize * 70..][..70];
-                assert_close(out, &expected, [5e-4, 1e-4], &format!("{format} {precision:?}, entry {i}"));
+                assert_close(out, &expected, [5e-4, 1e-4], &format!("{format} {precision:?}, {capacity} rows, entry {i}"));
             }
         }
     }
@@ -321,7 +332,12 @@ fn groups_that_have_all_rows_read_and_write_columns_of_their_own() {
             for (row, group) in (0..rows).flat_map(|row| (0..num_groups).map(move |group| (row, group))) {
                 let x = &x[(row * num_groups + group) * stride..][..cols];
                 let out = &out[(row * num_groups + group) * 20..][..20];
-                assert_close(out, &grouped.expected(group, x), [5e-4, 1e-4], &format!("{format}, row {row}, group {group}"));
+                assert_close(
+                    out,
+                    &grouped.expected(capacity, group, x),
+                    [5e-4, 1e-4],
+                    &format!("{format}, row {row}, group {group}"),
+                );
             }
         }
     }
@@ -439,6 +455,19 @@ fn check_experts(formats: [DType; 3], precision: Precision, close: f32, variants
             assert_eq!(run(&cuda, &experts, norms, row), all, "{what}: other bits alone");
         }
     }
+}
+
+#[test]
+fn packed_experts_that_have_many_rows_agree_with_the_plain_backend() {
+    let mut rng = Rng::new(6);
+    let layer = Layer::random([DType::Ggml(GgmlType::Q4K), DType::Ggml(GgmlType::Q4K), DType::Ggml(GgmlType::Q6K)], &mut rng);
+    // With three of six experts a row, 53 rows an expert on average.
+    let rows = rng.floats(106 * HIDDEN);
+    let (reference, cuda) = (ReferenceBackend::new(), CudaBackend::new(driver(Order::Ascending)).unwrap());
+    let [expected, all] = [&reference as &dyn Backend, &cuda]
+        .map(|backend| run(backend, &layer.load(backend, RULES[1], 1, Precision::Fast), [None, None], &rows));
+    let largest = expected.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
+    assert_close(&all, &expected, [0.03 * largest, 0.0], "many rows");
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! Products of weights and the rows of a step: few rows by `gemv_*` and, of packed weights and those of 16 bits, `gemm_*`; many
-//! by the driver's products of matrices.
+//! Products of weights and the rows of a step: few rows by `gemv_*` and, of packed weights and those of 16 bits, `gemm_*`; more, of
+//! packed weights, in tiles by `gemm_*`; many by the driver's products of matrices.
 //!
 //! A product of matrices reads 16 bits: activations are rounded to the weight's type, bf16 for quantized ones, which are taken
-//! apart a slice of their features at a time. Weights in f32 keep f32. What must give the same bits whatever the rows stays with
-//! `gemv_*` and `gemm_*`.
+//! apart a slice of their features at a time. Tiles round them likewise, and weights as they go. Weights in f32 keep f32. What must
+//! give the same bits whatever the rows stays with `gemv_*` and `gemm_*` for few.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use super::{
     linear::{self, CudaLinear, Form, Rows, StoredKernels},
     memory::Scratch,
     packed::{BLOCK_COLUMNS, PANEL_ROWS, PackedFormat},
-    pieces::{self, PieceProducts, Way},
+    pieces::{self, PieceProducts, TileWay, Way},
 };
 
 /// Rows up to which a weight in f32 is multiplied by `gemv_*`.
@@ -32,9 +32,9 @@ const FEW_VALUES: usize = 16 << 10;
 /// Rows up to which a quantized weight is multiplied by `gemv_*`, if it is not packed: its bytes are read once for 8 rows, and
 /// taken apart they would be written and read in 16 bits.
 const FEW_STORED_ROWS: usize = 32;
-/// Rows up to which a packed weight is multiplied by `gemm_*`, 32 at a time. Measured on an H200, a step of Llama-3-8B's shape in
-/// Q4_K: 10.8 ms for 64 rows and 15.6 ms for 96, and 13.4 ms for 128 rows of the weights taken apart.
-const FEW_PACKED_ROWS: usize = 2 * pieces::MAX_ROWS;
+/// Rows up to which packed weights are multiplied by tiles of rows: as many as one launch takes. What more rows need of them is
+/// worth their being taken apart once.
+const TILED_ROWS: usize = pieces::MAX_TILED_ROWS;
 /// Bytes of a slice of a quantized weight in bf16. A larger one than L2 holds is read from memory again, but a product of few
 /// features leaves multiprocessors idle: Llama-3-8B's layers in Q4_K take 15 % longer for 256 rows on an H200 in slices of 32 MB.
 pub const SLICE_BYTES: usize = 128 << 20;
@@ -71,6 +71,7 @@ pub struct Dense {
     has_matmul: bool,
     pieces: PieceProducts,
     rounded: Scratch,
+    /// A slice of a weight, or the parts of tiles.
     slice: Scratch,
     slice_bytes: usize,
     workspace: Scratch,
@@ -108,7 +109,8 @@ impl Dense {
             let linear = product.linear;
             assert_eq!(x.cols, linear.in_features(), "columns of the input");
             let is_few = self.is_few(x.count, linear);
-            let most = if is_few { MAX_TARGETS } else { 1 };
+            let tiles = self.tiles(x.count, linear);
+            let most = if is_few || tiles.is_some() { MAX_TARGETS } else { 1 };
             let (alike, rest) = left.split_at(left.iter().take(most).take_while(|other| is_alike(&product, other)).count());
             left = rest;
             let element = operand(linear.dtype());
@@ -124,6 +126,13 @@ impl Dense {
                 continue;
             }
             let input = self.input(x, element, &mut rounded)?;
+            if let Some(way) = tiles {
+                let parts = self.slice.bytes(&self.driver, pieces::tile_part_bytes(x.count))?;
+                let rows = Rows { at: input, element, ..x };
+                // SAFETY: the caller's promise; these are alike, and the rows were rounded above.
+                unsafe { self.pieces.multiply_tiles(&self.driver, way, rows, parts, alike)? };
+                continue;
+            }
             self.add_bias(x.count, product)?;
             let matmul = Matmul {
                 x: input,
@@ -159,10 +168,20 @@ impl Dense {
         if first == ElementType::BF16 && elements.all(|element| element == first) { first } else { ElementType::F32 }
     }
 
-    /// Whether `gemv_*` or `gemm_*` multiplies by a weight.
+    /// Whether `gemv_*` or `gemm_*` for few rows multiply by a weight.
     fn is_few(&self, rows: usize, linear: &CudaLinear) -> bool {
-        let is_exact = !self.has_matmul || linear.precision() != Precision::Fast;
-        is_exact || is_few(linear.dtype(), rows, linear.in_features())
+        let has_others = match linear.form() {
+            Form::Packed(_) => true,
+            Form::Stored(_) => self.has_matmul,
+        };
+        !has_others || linear.precision() != Precision::Fast || is_few(linear.dtype(), rows, linear.in_features())
+    }
+
+    /// How tiles of rows are multiplied by a weight; `None` where they are not.
+    fn tiles(&self, rows: usize, linear: &CudaLinear) -> Option<TileWay> {
+        let Form::Packed(kernels) = linear.form() else { return None };
+        let is_tiled = !self.is_few(rows, linear) && (rows <= TILED_ROWS || !self.has_matmul);
+        is_tiled.then(|| kernels.tile_way(linear.in_features()))
     }
 
     /// The rows as products of a weight read them that do not read f32.
@@ -285,12 +304,15 @@ impl Dense {
         let widest = shape.hidden_size.max(shape.intermediate_size).max(shape.num_heads * shape.head_dim);
         let widest = widest.max(shape.recurrent_width / 2);
         let is_by_pieces = PackedFormat::of(dtype, precision).is_some() || gemm_floats::takes(dtype, precision);
-        let has_many = self.has_matmul && precision == Precision::Fast && !is_few(dtype, num_tokens, widest);
+        let has_more = precision == Precision::Fast && !is_few(dtype, num_tokens, widest);
+        let is_tiled = PackedFormat::of(dtype, precision).is_some();
+        let has_many = self.has_matmul && has_more && !(is_tiled && num_tokens <= TILED_ROWS);
+        let slice = if has_many && is_quantized(dtype) { slice_features(self.slice_bytes, widest) * widest * 2 } else { 0 };
         let is_rounded =
             if is_by_pieces { num_tokens > pieces::F32_ROWS } else { has_many && operand(dtype) != ElementType::F32 };
         [
             if is_rounded { num_tokens * widest * 2 } else { 0 },
-            if has_many && is_quantized(dtype) { slice_features(self.slice_bytes, widest) * widest * 2 } else { 0 },
+            slice.max(if has_more && is_tiled { pieces::tile_part_bytes(num_tokens) } else { 0 }),
             if has_many { MATMUL_WORKSPACE } else { 0 },
             if is_by_pieces { pieces::planned_part_bytes(num_tokens) } else { 0 },
         ]
@@ -328,7 +350,7 @@ fn slice_features(slice_bytes: usize, in_features: usize) -> usize {
 fn is_few(dtype: DType, rows: usize, in_features: usize) -> bool {
     match dtype {
         DType::BF16 | DType::F16 => rows <= pieces::MAX_ROWS,
-        _ if PackedFormat::of(dtype, Precision::Fast).is_some() => rows <= FEW_PACKED_ROWS,
+        _ if PackedFormat::of(dtype, Precision::Fast).is_some() => rows <= pieces::MAX_ROWS,
         _ if is_quantized(dtype) => rows <= FEW_STORED_ROWS,
         _ => rows == 1 || rows <= FEW_ROWS && rows * in_features <= FEW_VALUES,
     }

@@ -34,6 +34,8 @@ const ADDED_COLS: usize = 1024;
 const MAX_ENTRIES: usize = 1 << 16;
 /// Rows an expert from which on tiles of the larger size pay.
 const MANY_ROWS: usize = GROUPED_ROWS[0];
+/// The same for the largest tiles, of which the last one of an expert is half full on average.
+const MOST_ROWS: usize = 48;
 
 /// What mixtures of experts work in.
 pub struct ExpertsState {
@@ -379,15 +381,21 @@ fn gating(activation: ExpertActivation) -> Gating {
     }
 }
 
-/// Rows of a tile: many where experts have so many on average, and all their weights kernels for them.
+/// Rows of a tile: the more, the more rows experts have on average, if all their weights have kernels for them.
 fn tile_rows(experts: &Experts, num_rows: usize) -> usize {
-    let [few, many] = GROUPED_ROWS;
-    let has_many = experts
-        .experts
-        .first()
-        .is_some_and(|Expert { gate, up, down }| [gate, up, down].into_iter().all(|linear| grouped::has_many_rows(cuda(linear))));
-    let is_many = num_rows * experts.rule.num_chosen > MANY_ROWS * experts.experts.len();
-    if has_many && is_many { many } else { few }
+    let [few, many, most] = GROUPED_ROWS;
+    let all = |has: fn(&CudaLinear) -> bool| {
+        let first = experts.experts.first();
+        first.is_some_and(|Expert { gate, up, down }| [gate, up, down].into_iter().all(|linear| has(cuda(linear))))
+    };
+    let have_more_than = |rows: usize| num_rows * experts.rule.num_chosen > rows * experts.experts.len();
+    if have_more_than(MOST_ROWS) && all(grouped::has_tiles) {
+        most
+    } else if have_more_than(MANY_ROWS) && all(grouped::has_many_rows) {
+        many
+    } else {
+        few
+    }
 }
 
 /// Tiles of so many choices at most: an expert's last one may have fewer rows than others.
@@ -423,14 +431,14 @@ pub fn workspace_bytes(shape: &WorkspaceShape) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::most_tiles;
+    use super::{GROUPED_ROWS, most_tiles};
 
     #[test]
     fn there_is_a_tile_for_the_rows_of_every_expert() {
         // The most that are needed: as many experts as can have a tile that is not full, and full ones of the rest.
         for num_experts in [1_usize, 3, 8, 128] {
             for entries in 1_usize..600 {
-                for tile_rows in [8, 32] {
+                for tile_rows in GROUPED_ROWS {
                     let partial = entries.min(num_experts);
                     let needed = partial + (entries - partial) / tile_rows;
                     let most = most_tiles(entries, num_experts, tile_rows);

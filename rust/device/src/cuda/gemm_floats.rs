@@ -6,7 +6,7 @@ use crate::{DType, Precision};
 use super::{
     kernels::{GEMM_ROWS, Kernel},
     packed::PANEL_ROWS,
-    pieces::{Cut, MAX_PIECES, Way},
+    pieces::{Cut, Layout, MAX_PIECES, Way},
 };
 
 /// Columns of a stage.
@@ -32,7 +32,7 @@ fn cut([out_features, in_features]: [usize; 2], stage_columns: usize) -> Cut {
 
 /// How weights with rows of so many bytes are multiplied.
 pub fn way(kernels: [Kernel; GEMM_ROWS.len()], row_bytes: usize) -> Way {
-    Way { kernels, w_stride: row_bytes as u64, stage_columns: STAGE_COLUMNS, cut }
+    Way { kernels, layout: Layout { w_stride: row_bytes as u64, stage_columns: STAGE_COLUMNS, cut } }
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Products of groups of rows with a weight each, by `grouped_gemv_*` and `grouped_gemm_*`: the experts that rows chose, and the
-//! heads of latent attention. A row gets the same bits beside any others.
+//! heads of latent attention. A row gets the same bits beside any others, but for tiles of 64 rows, which round packed weights.
 
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    Linear,
+    Linear, Precision,
     kernel_args::{DevicePtr, GroupedArgs, GroupedTarget, MAX_TARGETS},
 };
 
@@ -13,10 +13,11 @@ use super::{
     driver::{DeviceMemory, Driver},
     gemm::PackedKernels,
     gemm_floats,
-    kernels::{GROUPED_ROWS, Kernel, MAX_GRID_Y, launch, weight_suffix},
+    kernels::{GROUPED_ROWS, Kernel, MAX_GRID_Y, TILE_ROWS, launch, weight_suffix},
     linear::{CudaLinear, FEATURES_PER_CTA, Form, StoredKernels},
     memory::Made,
     packed::PANEL_ROWS,
+    pieces::TILE_FEATURES,
 };
 
 /// Weights of one shape and format, one for each group, as kernels find them. It holds addresses: the weights outlive it.
@@ -103,7 +104,7 @@ pub enum GroupedRows {
 /// What groups of rows are multiplied with, `x_stride` columns from a row to the next one.
 #[derive(Clone, Copy)]
 pub struct GroupedInput {
-    /// f32 for kernels of 8 rows; for 32 rounded as the format's products read it ([`takes_rounded`]).
+    /// f32 for kernels of 8 rows; for more rounded as the format's products read it.
     pub x: DevicePtr,
     /// Columns from a row of x to the next one.
     pub x_stride: usize,
@@ -119,6 +120,11 @@ pub fn has_many_rows(linear: &CudaLinear) -> bool {
         Form::Packed(_) => true,
         Form::Stored(_) => gemm_floats::takes(linear.dtype(), linear.precision()),
     }
+}
+
+/// Whether kernels for tiles of 64 rows multiply by such weights.
+pub fn has_tiles(linear: &CudaLinear) -> bool {
+    matches!(linear.form(), Form::Packed(_)) && linear.precision() == Precision::Fast
 }
 
 /// `out = x @ weight^T + bias` of each group's rows, for weights of one format and width; `out_stride` columns from a row to the
@@ -188,7 +194,10 @@ fn kernel(linear: &CudaLinear, tile_rows: usize) -> Result<(Kernel, u64, usize),
     let format = weight_suffix(linear.dtype()).expect("a format that was loaded");
     let gemm = || Kernel::named(&format!("grouped_gemm_{format}_r{tile_rows}"));
     match linear.form() {
-        Form::Packed(PackedKernels { format, .. }) => Ok((gemm()?, format.panel_bytes(linear.in_features()) as u64, PANEL_ROWS)),
+        Form::Packed(PackedKernels { format, .. }) => {
+            let features = if tile_rows == TILE_ROWS[0] { TILE_FEATURES } else { PANEL_ROWS };
+            Ok((gemm()?, format.panel_bytes(linear.in_features()) as u64, features))
+        }
         Form::Stored(StoredKernels { row_bytes, .. }) if has_many_rows(linear) => Ok((gemm()?, *row_bytes as u64, PANEL_ROWS)),
         Form::Stored(StoredKernels { row_bytes, .. }) => {
             assert_eq!(tile_rows, GROUPED_ROWS[0], "rows of a tile");

@@ -40,8 +40,10 @@ pub const MAX_GRID_Y: usize = (1 << 16) - 1;
 pub const GEMV_ROWS: [usize; 4] = [1, 2, 4, 8];
 /// The same of `gemm_*`.
 pub const GEMM_ROWS: [usize; 3] = [8, 16, 32];
-/// The same of `grouped_gemm_*`; `grouped_gemv_*` take the fewer ones.
-pub const GROUPED_ROWS: [usize; 2] = [8, 32];
+/// Rows of a tile of `gemm_*` for many rows of packed weights.
+pub const TILE_ROWS: [usize; 2] = [64, 128];
+/// The same of `grouped_gemm_*`; `grouped_gemv_*` take the fewest, and packed weights alone the most.
+pub const GROUPED_ROWS: [usize; 3] = [8, 32, TILE_ROWS[0]];
 /// Elements of a head at most, in a cache of f32 too.
 pub const MAX_HEAD_DIM: usize = 512;
 /// Heads of more elements are wide: they have kernels of their own, whose names end with `_d512`.

@@ -324,7 +324,7 @@ unsafe fn per_head(
     [x, out]: [HeadColumns; 2],
 ) -> Result<(), CudaError> {
     let group = groups.of(driver, weights)?;
-    let [few, many] = GROUPED_ROWS;
+    let [few, many, _] = GROUPED_ROWS;
     let has_many = x.rows.count > few && grouped::has_many_rows(group.first);
     let (tile_rows, at, bytes) = if has_many {
         (many, dense.rounded_for(x.rows, group.first)?, size_of::<u16>())

@@ -73,8 +73,8 @@ fn linear(backend: &CudaBackend, format: DType, precision: Precision) -> Linear 
 /// One row, and up to every capacity, and many; and rows of a table.
 fn multiply(backend: &CudaBackend, format: DType, precision: Precision) {
     let linear = linear(backend, format, precision);
-    let (mut x, mut out) = (backend.alloc(200, WIDTH).unwrap(), backend.alloc(200, WIDTH).unwrap());
-    for rows in [1, 2, 4, 8, 16, 32, 200] {
+    let (mut x, mut out) = (backend.alloc(300, WIDTH).unwrap(), backend.alloc(300, WIDTH).unwrap());
+    for rows in [1, 2, 4, 8, 16, 32, 64, 128, 300] {
         backend.embed(
             &EmbedArgs {
                 table: EmbeddingTable::Loaded(&linear),
@@ -89,15 +89,15 @@ fn multiply(backend: &CudaBackend, format: DType, precision: Precision) {
     }
 }
 
-/// Few rows and many of a layer of experts, all of one weight; and one that a product norms.
+/// Few rows and many of layers of experts, all of one weight; and one that a product norms.
 fn mix(backend: &CudaBackend, format: DType, precision: Precision) {
     let (weight, router) = (linear(backend, format, precision), linear(backend, DType::F32, Precision::Exact));
     let expert = || Expert { gate: weight.clone(), up: weight.clone(), down: weight.clone() };
-    let experts = Experts {
-        router,
+    let experts = |num_experts| Experts {
+        router: router.clone(),
         correction: None,
         rule: RoutingRule { num_chosen: 8, score: RouterScore::Softmax, groups: None, normalize: None, scale: 1.0 },
-        experts: (0..WIDTH).map(|_| expert()).collect(),
+        experts: (0..num_experts).map(|_| expert()).collect(),
         activation: ExpertActivation::Gated(Activation::Silu),
         scales_input: false,
         shared: None,
@@ -107,9 +107,10 @@ fn mix(backend: &CudaBackend, format: DType, precision: Precision) {
     let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
     let [mut hidden, mut out] = [(); 2].map(|()| backend.alloc(300, WIDTH).unwrap());
     let step = StepMetadata::default();
-    for rows in [1, 300] {
+    // Some rows of each on average, and many.
+    for (rows, num_experts) in [(1, WIDTH), (300, WIDTH), (300, 16)] {
         hidden.set_rows(rows);
-        let args = ExpertArgs { hidden: &mut hidden, norm: None, experts: &experts, post_norm: None, scale: 1.0 };
+        let args = ExpertArgs { hidden: &mut hidden, norm: None, experts: &experts(num_experts), post_norm: None, scale: 1.0 };
         backend.experts(args, &step);
         backend.norm_linear(&hidden, Some(&norm), &mut [Projection { linear: &weight, out: &mut out }], &step);
     }

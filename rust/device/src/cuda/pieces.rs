@@ -1,7 +1,8 @@
-//! Products of weights that CTAs share by pieces, of `gemm_*`: up to 32 rows for one reading.
+//! Products of weights that CTAs share by pieces, of `gemm_*`: up to 32 rows for one reading, or tiles of many rows.
 //!
-//! The stages of all panels of a weight are one sequence, which is cut into pieces, a CTA each. Pieces that share a panel are
-//! summed in an order that the weight's shape decides. Several weights in a launch are cut each by itself.
+//! The stages of all panels of a weight, which are twice as many features for tiles, are one sequence, which is cut into pieces, a
+//! CTA each. Pieces that share a panel are summed in an order that the weight's shape decides. Several weights in a launch are cut
+//! each by itself.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use super::{
     CudaError,
     dense::Product,
     driver::{DeviceMemory, Driver},
-    kernels::{GEMM_ROWS, Kernel, launch},
+    kernels::{GEMM_ROWS, Kernel, TILE_ROWS, launch},
     linear::Rows,
     memory::Scratch,
     packed::PANEL_ROWS,
@@ -24,6 +25,12 @@ pub const F32_ROWS: usize = GEMM_ROWS[0];
 /// Pieces of a weight at most: two for each multiprocessor of an H100. It must not depend on the GPU that is there, or bits
 /// would.
 pub const MAX_PIECES: usize = 2 * 132;
+/// The same for tiles of rows, whose CTAs have a multiprocessor to themselves until there are two tiles.
+pub const MAX_TILE_PIECES: usize = MAX_PIECES / 2;
+/// Features of a tile of rows.
+pub const TILE_FEATURES: usize = 2 * PANEL_ROWS;
+/// Rows of a launch of tiles at most: more would need as much more memory for parts.
+pub const MAX_TILED_ROWS: usize = 2 * TILE_ROWS[TILE_ROWS.len() - 1];
 /// Stages of a piece at least: of fewer, the end takes as long as they do.
 pub const MIN_STAGES: usize = 4;
 
@@ -44,17 +51,33 @@ impl Cut {
     }
 }
 
-/// How weights of one format and width are multiplied.
+/// How weights of one format and width lie and are cut.
 #[derive(Clone, Copy)]
-pub struct Way {
-    /// By the rows that they are for.
-    pub kernels: [Kernel; GEMM_ROWS.len()],
+pub struct Layout {
     /// See `GemmArgs`.
     pub w_stride: u64,
     /// Columns of a stage.
     pub stage_columns: usize,
     /// Of a weight `[out_features, in_features]` in stages of so many columns, whatever the rows and the weights beside it.
     pub cut: fn([usize; 2], usize) -> Cut,
+}
+
+/// How few rows are multiplied by weights of one format and width.
+#[derive(Clone, Copy)]
+pub struct Way {
+    /// By the rows that they are for.
+    pub kernels: [Kernel; GEMM_ROWS.len()],
+    /// The weights.
+    pub layout: Layout,
+}
+
+/// The same of many.
+#[derive(Clone, Copy)]
+pub struct TileWay {
+    /// By the rows of a tile.
+    pub kernels: [Kernel; TILE_ROWS.len()],
+    /// The weights.
+    pub layout: Layout,
 }
 
 /// What the products work in.
@@ -87,8 +110,32 @@ impl PieceProducts {
             let i = GEMM_ROWS.iter().position(|&rows| fits(rows)).expect("at most the largest");
             let (from, value_bytes) = rounded.map_or((x.at, size_of::<f32>()), |rounded| (rounded, 2));
             let part = Rows { at: from + (first * x.cols * value_bytes) as u64, count, ..x };
+            let parts = self.parts.floats(driver, planned_floats(GEMM_ROWS[i]))?;
             // SAFETY: the caller's promise; these are some of the rows.
-            unsafe { self.launch(driver, way, i, (part, first), products)? };
+            unsafe { self.launch(driver, (way.kernels[i], 1), way.layout, parts, (part, first), products)? };
+        }
+        Ok(())
+    }
+
+    /// Multiplies tiles of rows by weights. `x`: rows in 16 bits; `parts`: what takes [`tile_part_bytes`] for so many rows.
+    ///
+    /// # Safety
+    /// As of [`multiply`](Self::multiply).
+    pub unsafe fn multiply_tiles(
+        &mut self,
+        driver: &Arc<dyn Driver>,
+        way: TileWay,
+        x: Rows,
+        parts: DevicePtr,
+        products: &[Product<'_>],
+    ) -> Result<(), CudaError> {
+        for first in (0..x.count).step_by(MAX_TILED_ROWS) {
+            let count = MAX_TILED_ROWS.min(x.count - first);
+            let i = tile_of(count);
+            let part = Rows { at: x.at + (first * x.cols * 2) as u64, count, ..x };
+            let kernel = (way.kernels[i], count.div_ceil(TILE_ROWS[i]));
+            // SAFETY: the caller's promise; these are some of the rows.
+            unsafe { self.launch(driver, kernel, way.layout, parts, (part, first), products)? };
         }
         Ok(())
     }
@@ -97,8 +144,9 @@ impl PieceProducts {
     unsafe fn launch(
         &mut self,
         driver: &Arc<dyn Driver>,
-        way: Way,
-        capacity: usize,
+        (kernel, row_tiles): (Kernel, usize),
+        layout: Layout,
+        parts: DevicePtr,
         (x, first): (Rows, usize),
         products: &[Product<'_>],
     ) -> Result<(), CudaError> {
@@ -106,7 +154,7 @@ impl PieceProducts {
         let (mut targets, mut pieces) = ([GemmTarget::default(); MAX_TARGETS], 0);
         for (target, Product { linear, out, .. }) in targets.iter_mut().zip(products) {
             let out_features = linear.out_features();
-            let cut = (way.cut)([out_features, x.cols], way.stage_columns);
+            let cut = (layout.cut)([out_features, x.cols], layout.stage_columns);
             *target = GemmTarget {
                 w: linear.weight(),
                 bias: linear.bias().unwrap_or(0),
@@ -118,7 +166,6 @@ impl PieceProducts {
             };
             pieces += cut.num_pieces;
         }
-        let parts = self.parts.floats(driver, planned_floats(GEMM_ROWS[capacity]))?;
         let arrivals = match &self.arrivals {
             Some(memory) => memory.at(),
             None => self.arrivals.insert(DeviceMemory::zeroed(driver, ARRIVAL_BYTES)?).at(),
@@ -128,7 +175,7 @@ impl PieceProducts {
             targets,
             parts,
             arrivals,
-            w_stride: way.w_stride,
+            w_stride: layout.w_stride,
             num_rows: x.count as u32,
             in_features: x.cols as u32,
             x_stride: x.cols as u32,
@@ -137,8 +184,8 @@ impl PieceProducts {
             reserved: 0,
         };
         // SAFETY: the caller's promise; weights and biases have these shapes and live as long as the products, the parts have
-        // room, and there is a number of arrivals for each piece.
-        unsafe { launch(driver, way.kernels[capacity], [pieces, 1, 1], &args) }
+        // room, and there is a number of arrivals for each piece and tile of rows.
+        unsafe { launch(driver, kernel, [pieces, row_tiles, 1], &args) }
     }
 
     /// Addresses that graphs know.
@@ -152,8 +199,20 @@ impl PieceProducts {
     }
 }
 
-/// A number for each piece of a launch.
+/// A number for each piece of a launch, which are half as many of either of two tiles of rows.
 const ARRIVAL_BYTES: usize = MAX_TARGETS * MAX_PIECES * size_of::<u32>();
+const _: () = assert!(MAX_TILED_ROWS / TILE_ROWS[TILE_ROWS.len() - 1] * MAX_TILE_PIECES <= MAX_PIECES);
+
+/// Which tiles so many rows are multiplied in, of [`TILE_ROWS`].
+fn tile_of(num_rows: usize) -> usize {
+    TILE_ROWS.iter().position(|&rows| num_rows <= rows).unwrap_or(TILE_ROWS.len() - 1)
+}
+
+/// Bytes of the parts of any weights that tiles of so many rows are multiplied by.
+pub fn tile_part_bytes(num_rows: usize) -> usize {
+    let num_rows = num_rows.min(MAX_TILED_ROWS);
+    MAX_TARGETS * MAX_TILE_PIECES * 2 * TILE_FEATURES * num_rows.next_multiple_of(TILE_ROWS[tile_of(num_rows)]) * size_of::<f32>()
+}
 
 /// Floats of the parts: a piece may begin with a part of one panel and end with a part of another one.
 fn planned_floats(capacity: usize) -> usize {

@@ -299,14 +299,14 @@ fn many_rows_are_one_product_and_few_are_for_kernels_of_our_own() {
     assert_eq!(run(q4, Precision::Fast, 8), [launched("gemm_q4_0_r8", 1)]);
     assert_eq!(run(q4, Precision::Fast, 16), [launched("round_values", 1), launched("gemm_q4_0_r16", 1)]);
     assert_eq!(run(q4, Precision::Fast, 32), [launched("round_values", 2), launched("gemm_q4_0_r32", 1)]);
-    let taken_apart = [launched("round_values", 9), launched("packed_dequantize_q4_0", 1), Event::Matmul([129, 33, 64])];
-    assert_eq!(run(q4, Precision::Fast, 129), taken_apart);
-    assert_eq!(run(q4, Precision::Fast, 64)[1..], vec![launched("gemm_q4_0_r32", 1); 2]);
-    assert_eq!(run(q4, Precision::Fast, 65)[1..], [launched("packed_dequantize_q4_0", 1), Event::Matmul([65, 33, 64])]);
+    let tiled = |kernel, row_tiles| Event::Launch { kernel, grid: [1, row_tiles, 1] };
+    assert_eq!(run(q4, Precision::Fast, 33), [launched("round_values", 3), tiled("gemm_q4_0_r64", 1)]);
+    assert_eq!(run(q4, Precision::Fast, 65)[1..], [tiled("gemm_q4_0_r128", 1)]);
+    assert_eq!(run(q4, Precision::Fast, 256)[1..], [tiled("gemm_q4_0_r128", 2)]);
+    let taken_apart = [launched("round_values", 17), launched("packed_dequantize_q4_0", 1), Event::Matmul([257, 33, 64])];
+    assert_eq!(run(q4, Precision::Fast, 257), taken_apart);
     let in_passes = [launched("round_values", 3), launched("gemm_q4_0_r32", 1), launched("gemm_q4_0_r16", 1)];
-    for precision in [Precision::Fast, Precision::Deterministic] {
-        assert_eq!(run(q4, precision, 33), in_passes);
-    }
+    assert_eq!(run(q4, Precision::Deterministic, 33), in_passes);
     assert_eq!(run(q4, Precision::Exact, 9), [launched_for_rows("gemv_q4_0_r8", 9)]);
     let q5 = DType::Ggml(GgmlType::Q5_0);
     assert_eq!(run(q5, Precision::Fast, 32), [launched_for_rows("gemv_q5_0_r8", 32)]);
@@ -358,11 +358,14 @@ fn norms_write_what_all_products_read() {
 }
 
 #[test]
-fn without_cublaslt_many_rows_are_for_the_kernels_of_few() {
+fn without_cublaslt_many_rows_are_for_kernels_of_our_own() {
     let run = |dtype, rows| multiplied(&RecordingDriver::without_matmul(1 << 28), dtype, Precision::Fast, rows);
     assert_eq!(run(DType::F32, 17), [launched_for_rows("gemv_f32_r8", 17)]);
     let in_passes = [launched("round_values", 3), launched("gemm_bf16_r32", 1), launched("gemm_bf16_r16", 1)];
     assert_eq!(run(DType::BF16, 33), in_passes);
+    let tiled = |kernel, row_tiles| Event::Launch { kernel, grid: [1, row_tiles, 1] };
+    let in_tiles = [launched("round_values", 19), tiled("gemm_q4_0_r128", 2), tiled("gemm_q4_0_r64", 1)];
+    assert_eq!(run(DType::Ggml(GgmlType::Q4_0), 300), in_tiles);
 }
 
 #[test]
@@ -375,10 +378,10 @@ fn slices_of_a_quantized_weight_cover_its_features_once() {
     let weight = WeightView::new(dtype, features, cols, bytes).unwrap();
     let options = LinearOptions { name: "w".into(), precision: Precision::Fast, bias: None };
     let linear = backend.load_linear(&weight, &options).unwrap();
-    let (mut x, mut out) = (backend.alloc(140, cols).unwrap(), backend.alloc(140, features).unwrap());
-    x.set_rows(140);
+    let (mut x, mut out) = (backend.alloc(260, cols).unwrap(), backend.alloc(260, features).unwrap());
+    x.set_rows(260);
     recording.events();
     backend.norm_linear(&x, None, &mut [Projection { linear: &linear, out: &mut out }], &StepMetadata::default());
     let products = recording.events().into_iter().filter(|event| matches!(event, Event::Matmul(_)));
-    assert_eq!(products.collect::<Vec<_>>(), [1024, 1024, 3].map(|features| Event::Matmul([140, features, cols])));
+    assert_eq!(products.collect::<Vec<_>>(), [1024, 1024, 3].map(|features| Event::Matmul([260, features, cols])));
 }
