@@ -1,17 +1,23 @@
 //! Encoders that lie in a GGUF file of their own, beside that of their language model (`mmproj`): the keys and names of
-//! llama.cpp's converter (its `gguf-py/gguf/constants.py`, `ClipVision`), in the terms of config.json and
+//! llama.cpp's converter (its `gguf-py/gguf/constants.py`, `ClipVision` and `ClipAudio`), in the terms of config.json and
 //! preprocessor_config.json.
+
+mod gemma4;
+mod keys;
+mod whisper;
 
 use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
 use super::{
-    config::{Body, MediaConfig, MediaProcessor, Places, ProjectorConfig, TowerNames},
+    Encoders,
+    arch::ABOUT_IMAGES,
+    config::{Body, MediaConfig, MediaProcessor, PatchLayout, Places, ProjectorConfig, TowerNames},
     weights::TowerWeights,
 };
 use crate::{
-    EngineError, keys,
+    EngineError, MediaKind,
     model::{
         config::{DecoderConfig, MAX_LAYERS, MAX_SIZE},
         fields::{Fields, GgufFields, HfFields},
@@ -19,7 +25,7 @@ use crate::{
     weights::{GgufFiles, Metadata, MetadataValue, WeightSource},
 };
 
-/// A projector, as `clip.projector_type` names it.
+/// A projector of images, as `clip.projector_type` names it.
 struct Kind {
     name: &'static str,
     /// The activation of the tower's networks with `clip.use_gelu`.
@@ -33,8 +39,20 @@ struct Kind {
     fill: fn(&Reader<'_>, &mut Files) -> Result<(), EngineError>,
 }
 
-/// Every projector that is computed.
-const KINDS: [Kind; 7] = [
+/// The same of sounds.
+struct SoundKind {
+    name: &'static str,
+    /// The tokens in whose places vectors go, as of images.
+    tokens: &'static [&'static str],
+    /// What the encoder is like, for such a token.
+    read: fn(&Reader<'_>, usize) -> Result<MediaConfig, EngineError>,
+}
+
+/// Every projector of sounds that is computed.
+const SOUND_KINDS: [SoundKind; 4] = [whisper::VOXTRAL, whisper::QWEN2_AUDIO, whisper::AUDIO_FLAMINGO, gemma4::SOUNDS];
+
+/// Every projector of images that is computed.
+const KINDS: [Kind; 8] = [
     Kind {
         name: "mlp",
         gelu: "gelu",
@@ -89,6 +107,7 @@ const KINDS: [Kind; 7] = [
         names: &[("norm", "v.post_ln"), ("linear_fc1", "mm.0"), ("linear_fc2", "mm.2")],
         fill: qwen3_vl,
     },
+    gemma4::IMAGES,
 ];
 
 /// Names behind `v.deepstack.N.`.
@@ -113,42 +132,6 @@ const TOWER: TowerNames = TowerNames {
 
 const PLACES: Places = Places { tower: &["v."], projector: &[""], newline: &["model.", "v."] };
 
-/// Keys that are read, or that say what tensors and other keys say as well.
-const KNOWN: [&str; 32] = [
-    "clip.has_audio_encoder",
-    "clip.has_llava_projector",
-    "clip.has_qwen2vl_merger",
-    "clip.has_text_encoder",
-    "clip.has_vision_encoder",
-    "clip.projector_type",
-    "clip.use_gelu",
-    "clip.use_silu",
-    "clip.vision.attention.head_count",
-    "clip.vision.attention.layer_norm_epsilon",
-    "clip.vision.block_count",
-    "clip.vision.embedding_length",
-    "clip.vision.feature_layer",
-    "clip.vision.feed_forward_length",
-    "clip.vision.image_aspect_ratio",
-    "clip.vision.image_crop_resolution",
-    "clip.vision.image_grid_pinpoints",
-    "clip.vision.image_max_pixels",
-    "clip.vision.image_mean",
-    "clip.vision.image_min_pixels",
-    "clip.vision.image_size",
-    "clip.vision.image_std",
-    "clip.vision.is_deepstack_layers",
-    "clip.vision.mm_patch_merge_type",
-    "clip.vision.n_wa_pattern",
-    "clip.vision.patch_size",
-    "clip.vision.preproc_image_size",
-    "clip.vision.projection_dim",
-    "clip.vision.projector.scale_factor",
-    "clip.vision.projector_type",
-    "clip.vision.spatial_merge_size",
-    "clip.vision.window_size",
-];
-
 /// An encoder's file, and what is known of its language model.
 struct Reader<'a> {
     what: &'a str,
@@ -156,6 +139,8 @@ struct Reader<'a> {
     metadata: &'a Metadata,
     /// `clip.vision`.
     vision: GgufFields<'a>,
+    /// `clip.audio`.
+    audio: GgufFields<'a>,
     /// The language model's.
     vocabulary: &'a [String],
     decoder: &'a DecoderConfig,
@@ -186,15 +171,15 @@ pub(crate) fn open(path: PathBuf) -> Result<WeightSource, EngineError> {
     let files = GgufFiles::open(&[path])?;
     let found = files.metadata().str("general.architecture").unwrap_or("missing").to_owned();
     if found != "clip" {
-        let why = "it must be `clip`, that of an image encoder";
+        let why = "it must be `clip`, that of encoders of images and sounds";
         return Err(EngineError::Load(format!("{}: `general.architecture` is `{found}`; {why}", files.path().display())));
     }
     Ok(WeightSource::Gguf(files))
 }
 
-impl MediaConfig {
-    /// From an encoder's file, for the language model `decoder` with the metadata `language`. An image whose longer edge has more
-    /// pixels than `max_edge` is made smaller first.
+impl Encoders<MediaConfig> {
+    /// From an encoder's file, or that of two, for the language model `decoder` with the metadata `language`. An image whose longer
+    /// edge has more pixels than `max_edge` is made smaller first.
     ///
     /// # Errors
     /// [`EngineError::NotSupported`] for a projector that is not computed; [`EngineError::Load`] for keys that make no sense, and
@@ -208,30 +193,23 @@ impl MediaConfig {
         let what = files.path().display().to_string();
         let metadata = files.metadata().ok_or_else(|| EngineError::Internal("a GGUF file without metadata".into()))?;
         let vocabulary = language.strings("tokenizer.ggml.tokens").unwrap_or_default();
-        let vision = GgufFields { what: &what, prefix: "clip.vision", metadata, weights: files, by_layer: &[] };
-        let reader = Reader { what: &what, files, metadata, vision, vocabulary, decoder };
-        let kind = reader.kind()?;
+        let fields = |prefix| GgufFields { what: &what, prefix, metadata, weights: files, by_layer: &[] };
+        let (vision, audio) = (fields("clip.vision"), fields("clip.audio"));
+        let reader = Reader { what: &what, files, metadata, vision, audio, vocabulary, decoder };
+        let (images, sounds) = reader.kinds()?;
         reader.check_keys()?;
-        let (inner_size, is_swapped) = reader.inner_size()?;
-        let mut described = reader.common(kind, inner_size)?;
-        (kind.fill)(&reader, &mut described)?;
-        let mut processor =
-            images::Processor::from_json(&what, &described.processor).map_err(|why| EngineError::Load(why.to_string()))?;
-        processor.max_edge = max_edge;
-        described.whole.insert("vision_config".into(), described.vision.into());
-        let mut config =
-            Self::read(&HfFields::new(&what, described.whole), decoder, MediaProcessor::Images(Box::new(processor)))?;
-        if let Body::Tower(tower) = &mut config.body {
-            tower.intermediate_size = inner_size;
-            tower.eps = reader.eps()?;
-            tower.names = reader.names(kind, is_swapped);
+        reader.check_tensors(images.is_some(), sounds.is_some())?;
+        let mut configs = Self::default();
+        match images {
+            Some(kind) => configs = configs.with(MediaKind::Image, reader.images(kind, max_edge)?),
+            None if max_edge.is_some() => return Err(EngineError::InvalidArgument(ABOUT_IMAGES.into())),
+            None => {}
         }
-        rename(&mut config.projector, kind.names);
-        for deep in &mut config.deep {
-            rename(&mut deep.projector, &DEEP_NAMES);
-            deep.place = format!("deepstack.{}.", deep.layer);
+        if let Some(kind) = sounds {
+            let config = (kind.read)(&reader, reader.token(kind.tokens)?)?;
+            configs = configs.with(MediaKind::Sound, MediaConfig { has_own_file: true, ..config });
         }
-        Ok(Self { places: PLACES, has_own_file: true, ..config })
+        Ok(configs)
     }
 }
 
@@ -249,18 +227,23 @@ fn rename(projector: &mut ProjectorConfig, names: &[(&str, &'static str)]) {
     }
 }
 
+/// Whether a tensor is of an encoder of sounds.
+fn is_of_sounds(name: &str) -> bool {
+    name.starts_with("a.") || name.starts_with("mm.a.")
+}
+
 /// That nothing in the file would be left out.
 ///
 /// # Errors
 /// [`EngineError::NotSupported`] that names a tensor which this encoder has no use for.
 pub(super) fn check_rest(weights: &TowerWeights<'_>, config: &MediaConfig) -> Result<(), EngineError> {
-    let num_layers = config.tower().map_or(0, |tower| tower.num_layers);
+    let (num_layers, hears) = (config.tower().map_or(0, |tower| tower.num_layers), config.kind() == MediaKind::Sound);
     let is_behind = |name: &str| {
         let number = name.strip_prefix("v.blk.").and_then(|rest| rest.split('.').next()).and_then(|number| number.parse().ok());
         number.is_some_and(|number: usize| number >= num_layers)
     };
-    // A row of the language model's embedding, and encoders of sounds.
-    let is_others = |name: &str| name == "v.token_embd.img_break" || name.starts_with("a.") || name.starts_with("mm.a.");
+    // A row of the language model's embedding, and the other encoder.
+    let is_others = |name: &str| name == "v.token_embd.img_break" || is_of_sounds(name) != hears;
     let Some(name) = weights.unread().into_iter().find(|name| !is_behind(name) && !is_others(name)) else { return Ok(()) };
     Err(EngineError::NotSupported(format!(
         "{}: tensor `{name}` is of a kind of encoder that is not computed: {} has none",
@@ -270,34 +253,71 @@ pub(super) fn check_rest(weights: &TowerWeights<'_>, config: &MediaConfig) -> Re
 }
 
 impl<'a> Reader<'a> {
-    fn kind(&self) -> Result<&'static Kind, EngineError> {
-        let flag = |key: &str| self.metadata.bool(key);
-        if flag("clip.has_vision_encoder") == Some(false) {
-            return Err(self.error("`clip.has_vision_encoder` is false: there is no image encoder"));
+    /// The projectors of images and of sounds.
+    fn kinds(&self) -> Result<(Option<&'static Kind>, Option<&'static SoundKind>), EngineError> {
+        let hears = self.metadata.bool("clip.has_audio_encoder") == Some(true);
+        // A file with sounds alone need not say that there are no images.
+        let sees = self.metadata.bool("clip.has_vision_encoder").unwrap_or(!hears);
+        if !sees && !hears {
+            return Err(self.error("neither `clip.has_vision_encoder` nor `clip.has_audio_encoder` is true: there is no encoder"));
         }
-        if flag("clip.has_audio_encoder") == Some(true) {
-            tracing::warn!("{}: images are computed, and sounds are not", self.what);
-        }
-        let name = ["clip.projector_type", "clip.vision.projector_type"].iter().find_map(|key| self.metadata.str(key));
+        let images = sees.then(|| self.kind("vision", &KINDS, |kind| kind.name)).transpose()?;
+        let sounds = hears.then(|| self.kind("audio", &SOUND_KINDS, |kind| kind.name)).transpose()?;
+        Ok((images, sounds))
+    }
+
+    /// The projector that the file names, for all of its encoders or for one.
+    fn kind<K>(&self, encoder: &str, kinds: &'static [K], name_of: fn(&K) -> &'static str) -> Result<&'static K, EngineError> {
+        let keys = ["clip.projector_type".to_owned(), format!("clip.{encoder}.projector_type")];
+        let found = keys.iter().find_map(|key| Some((&key[..], self.metadata.str(key)?)));
         // The first files did not say.
-        let name = name.or_else(|| flag("clip.has_llava_projector")?.then_some("mlp"));
-        let name = name.ok_or_else(|| self.error("`clip.projector_type` is missing or not a string"))?;
-        KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| {
-            let known = KINDS.iter().map(|kind| kind.name).collect::<Vec<_>>().join(", ");
-            let text = format!("{}: `clip.projector_type` is `{name}`, which is not computed; {known} are", self.what);
-            EngineError::NotSupported(text)
+        let is_llava = || encoder == "vision" && self.metadata.bool("clip.has_llava_projector") == Some(true);
+        let found = found.or_else(|| is_llava().then_some(("clip.has_llava_projector", "mlp")));
+        let (key, name) = found.ok_or_else(|| self.error("`clip.projector_type` is missing or not a string"))?;
+        kinds.iter().find(|kind| name_of(kind) == name).ok_or_else(|| {
+            let known = kinds.iter().map(name_of).collect::<Vec<_>>().join(", ");
+            EngineError::NotSupported(format!("{}: `{key}` is `{name}`, which is not computed; {known} are", self.what))
         })
     }
 
-    fn check_keys(&self) -> Result<(), EngineError> {
-        let is_unknown = |key: &&str| key.starts_with("clip.") && !KNOWN.contains(key);
-        let mut unknown: Vec<_> = self.metadata.iter().map(|(key, _)| key).filter(is_unknown).map(str::to_owned).collect();
-        unknown.sort_unstable();
-        if let Some(key) = unknown.iter().find(|key| key.contains("wa_layer_indexes") || key.contains("head_count_kv")) {
-            return Err(self.error(&format!("`{key}` asks for what is not computed")));
+    /// That there are no tensors of an encoder of which the keys say nothing.
+    fn check_tensors(&self, sees: bool, hears: bool) -> Result<(), EngineError> {
+        let is_unsaid = |name: &&&str| if is_of_sounds(name) { !hears } else { !sees };
+        let names = self.files.tensor_names();
+        let Some(name) = names.iter().find(is_unsaid) else { return Ok(()) };
+        let key = if is_of_sounds(name) { "clip.has_audio_encoder" } else { "clip.has_vision_encoder" };
+        let text = format!("{}: tensor `{name}` is of an encoder, and `{key}` does not say that there is one", self.what);
+        Err(EngineError::NotSupported(text))
+    }
+
+    /// The encoder of images.
+    fn images(&self, kind: &Kind, max_edge: Option<usize>) -> Result<MediaConfig, EngineError> {
+        let (inner_size, is_swapped) = self.inner_size()?;
+        let mut described = self.common(kind, inner_size)?;
+        (kind.fill)(self, &mut described)?;
+        let mut processor =
+            images::Processor::from_json(self.what, &described.processor).map_err(|why| EngineError::Load(why.to_string()))?;
+        processor.max_edge = max_edge;
+        described.whole.insert("vision_config".into(), described.vision.into());
+        let fields = HfFields::new(self.what, described.whole);
+        let mut config = MediaConfig::read(&fields, self.decoder, MediaProcessor::Images(Box::new(processor)))?;
+        if let Body::Tower(tower) = &mut config.body {
+            tower.intermediate_size = inner_size;
+            tower.eps = self.eps()?;
+            tower.names = self.names(kind, is_swapped);
+            if tower.patch_layout == PatchLayout::Pixels {
+                tower.patch_layout = PatchLayout::Convolution;
+            }
+            if let Some(inner) = &mut tower.inner_norms {
+                *inner = gemma4::INNER_NORMS;
+            }
         }
-        keys::warn_of(&unknown, self.what);
-        Ok(())
+        rename(&mut config.projector, kind.names);
+        for deep in &mut config.deep {
+            rename(&mut deep.projector, &DEEP_NAMES);
+            deep.place = format!("deepstack.{}.", deep.layer);
+        }
+        Ok(MediaConfig { places: PLACES, has_own_file: true, ..config })
     }
 
     /// Columns of the feed-forward networks, and whether their two matrices have each other's names, as in older files. The key
@@ -349,6 +369,12 @@ impl<'a> Reader<'a> {
         Ok(eps as f32)
     }
 
+    fn sound_eps(&self) -> Result<f32, EngineError> {
+        let key = "attention.layer_norm_epsilon";
+        let eps = self.audio.number(key)?.ok_or_else(|| self.audio.error(key, "is missing"))?;
+        Ok(eps as f32)
+    }
+
     fn names(&self, kind: &Kind, is_swapped: bool) -> TowerNames {
         let mut names = TowerNames { is_paired: kind.name == "pixtral", ..TOWER };
         if is_swapped {
@@ -364,12 +390,16 @@ impl<'a> Reader<'a> {
         self.files.tensor(tensor).is_ok()
     }
 
-    /// A size that is not 0.
+    /// A size of the encoder of images that is not 0.
     fn required(&self, key: &str) -> Result<usize, EngineError> {
-        match self.vision.required_size(key)? {
-            0 => Err(self.vision.error(key, "is 0")),
-            size => Ok(size),
-        }
+        positive(&self.vision, key)
+    }
+
+    /// The shape of a tensor of so many dimensions.
+    fn shape<const N: usize>(&self, name: &str) -> Result<[usize; N], EngineError> {
+        let (_, shape) = self.files.tensor(name)?;
+        let wrong = |_| self.error(&format!("tensor `{name}` has shape {shape:?}; it must have {N} dimensions"));
+        <[usize; N]>::try_from(&shape[..]).map_err(wrong)
     }
 
     /// Three numbers, of red, green and blue.
@@ -391,6 +421,14 @@ impl<'a> Reader<'a> {
 
     fn error(&self, why: &str) -> EngineError {
         EngineError::Load(format!("{}: {why}", self.what))
+    }
+}
+
+/// A size that is not 0.
+fn positive(fields: &GgufFields<'_>, key: &str) -> Result<usize, EngineError> {
+    match fields.required_size(key)? {
+        0 => Err(fields.error(key, "is 0")),
+        size => Ok(size),
     }
 }
 
