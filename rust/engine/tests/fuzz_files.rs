@@ -11,6 +11,8 @@ mod gguf_writer;
 mod mmproj;
 #[path = "common/mmproj_sounds.rs"]
 mod mmproj_sounds;
+#[path = "common/mmproj_tiles.rs"]
+mod mmproj_tiles;
 #[path = "common/sharded.rs"]
 mod sharded;
 
@@ -199,12 +201,18 @@ fn corrupt_encoders(count: u64) {
     let seeing = ["llava", "llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_vision", "mistral3"];
     let hearing = ["voxtral", "qwen2_audio", "gemma4"];
     let folders = seeing.map(|name| (name, golden_dir().join("vision").join(name)));
+    let tiled = ["internvl", "lfm2_vl", "llama4_vision", "glm4v"];
     let folders = folders.into_iter().chain(hearing.map(|name| (name, drawn::hearing(name))));
+    let folders = folders.chain(tiled.map(|name| (name, drawn::seeing(name))));
     let pairs = folders.map(|(name, folder)| {
         let checkpoint = mmproj::Checkpoint::open(&folder);
         let (model, encoder) = (temp.path().join(name), temp.path().join("mmproj.gguf"));
-        checkpoint.language(false).write(&model);
-        let file = if hearing.contains(&name) { checkpoint.hearing() } else { checkpoint.encoder() };
+        let (language, file) = match name {
+            _ if hearing.contains(&name) => (checkpoint.language(false), checkpoint.hearing()),
+            _ if tiled.contains(&name) => (checkpoint.language_of_tiles(), checkpoint.encoder_of_tiles()),
+            _ => (checkpoint.language(false), checkpoint.encoder()),
+        };
+        language.write(&model);
         file.write(&encoder);
         (ModelSource::Gguf { files: vec![model], tokenizer_dir: None, tokenizer_json: None }, std::fs::read(encoder).unwrap())
     });

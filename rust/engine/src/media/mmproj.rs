@@ -3,7 +3,9 @@
 //! preprocessor_config.json.
 
 mod gemma4;
+mod glm4v;
 mod keys;
+mod tiles;
 mod whisper;
 
 use std::path::PathBuf;
@@ -13,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::{
     Encoders,
     arch::ABOUT_IMAGES,
-    config::{Body, MediaConfig, MediaProcessor, PatchLayout, Places, ProjectorConfig, TowerNames},
+    config::{Body, MediaConfig, MediaProcessor, PatchLayout, Places, ProjectorConfig, ProjectorGate, TowerNames},
     weights::TowerWeights,
 };
 use crate::{
@@ -52,7 +54,7 @@ struct SoundKind {
 const SOUND_KINDS: [SoundKind; 4] = [whisper::VOXTRAL, whisper::QWEN2_AUDIO, whisper::AUDIO_FLAMINGO, gemma4::SOUNDS];
 
 /// Every projector of images that is computed.
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 12] = [
     Kind {
         name: "mlp",
         gelu: "gelu",
@@ -108,6 +110,10 @@ const KINDS: [Kind; 8] = [
         fill: qwen3_vl,
     },
     gemma4::IMAGES,
+    tiles::INTERNVL,
+    tiles::LFM2,
+    tiles::LLAMA4,
+    glm4v::IMAGES,
 ];
 
 /// Names behind `v.deepstack.N.`.
@@ -220,8 +226,14 @@ fn rename(projector: &mut ProjectorConfig, names: &[(&str, &'static str)]) {
             *name = here;
         }
     };
-    projector.layers.iter_mut().for_each(|layer| renamed(&mut layer.name));
-    for norm in [&mut projector.norm, &mut projector.late_norm].into_iter().flatten() {
+    for layer in &mut projector.layers {
+        renamed(&mut layer.name);
+        if let ProjectorGate::Named(gate) = &mut layer.gate {
+            renamed(gate);
+        }
+    }
+    let of_layers = projector.layers.iter_mut().filter_map(|layer| layer.norm.as_mut());
+    for norm in projector.norm.iter_mut().chain(&mut projector.late_norm).chain(of_layers) {
         renamed(&mut norm.name);
         norm.offset = 0.0;
     }
@@ -304,7 +316,11 @@ impl<'a> Reader<'a> {
         if let Body::Tower(tower) = &mut config.body {
             tower.intermediate_size = inner_size;
             tower.eps = self.eps()?;
+            let is_scaled = !tower.names.scales[0].is_empty();
             tower.names = self.names(kind, is_swapped);
+            if is_scaled {
+                tower.names.scales = ["blk.*.ls1.weight", "blk.*.ls2.weight"];
+            }
             if tower.patch_layout == PatchLayout::Pixels {
                 tower.patch_layout = PatchLayout::Convolution;
             }
@@ -380,6 +396,13 @@ impl<'a> Reader<'a> {
         if is_swapped {
             (names.up, names.down) = (TOWER.down, TOWER.up);
         }
+        if kind.name == glm4v::IMAGES.name {
+            names.pre_norm = "norm_embd";
+        }
+        // A name of Gemma 4's, which newer converters give Llama 4's as well.
+        if !self.has("v.blk.0.ln2.weight") && kind.name == tiles::LLAMA4.name {
+            names.ffn_norm = gemma4::INNER_NORMS.post_attn;
+        }
         if self.has("v.blk.0.attn_qkv.weight") {
             names.qkv = ["blk.*.attn_qkv"; 3];
         }
@@ -406,6 +429,14 @@ impl<'a> Reader<'a> {
     fn colors(&self, key: &str) -> Result<&'a [f32], EngineError> {
         let colors = self.metadata.floats(key).filter(|colors| colors.len() == 3 && colors.iter().all(|x| x.is_finite()));
         colors.ok_or_else(|| self.error(&format!("`{key}` must be a list of three numbers")))
+    }
+
+    /// That the language model tells rows of images from columns.
+    fn check_axes(&self) -> Result<(), EngineError> {
+        if self.decoder.ropes.iter().any(|rope| rope.axes.is_some()) {
+            return Ok(());
+        }
+        Err(self.error("the language model's file has no `rope.dimension_sections`, by which images have rows and columns"))
     }
 
     /// The id of the first of some tokens that the vocabulary has.
@@ -515,10 +546,7 @@ fn pixtral(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
 
 /// Qwen's, whose images have so many pixels at least and at most where the file does not say.
 fn qwen(reader: &Reader<'_>, files: &mut Files, model_type: &str, [least, most]: [usize; 2]) -> Result<(), EngineError> {
-    if reader.decoder.ropes.iter().all(|rope| rope.axes.is_none()) {
-        let why = "the language model's file has no `rope.dimension_sections`, by which images have rows and columns";
-        return Err(reader.error(why));
-    }
+    reader.check_axes()?;
     let size = |key: &str, usual: usize| Ok::<_, EngineError>(reader.vision.size(key)?.unwrap_or(usual));
     let merge = size("spatial_merge_size", 2)?;
     set(&mut files.whole, json!({ "model_type": model_type }));

@@ -29,7 +29,7 @@ pub struct Checkpoint {
     pub name: String,
     dir: PathBuf,
     pub config: Value,
-    processor: Value,
+    pub processor: Value,
     pub tensors: BTreeMap<String, Tensor>,
 }
 
@@ -278,6 +278,9 @@ impl Checkpoint {
     /// What tokens and texts of the golden are called in the family's own vocabulary.
     fn own_tokens(&self) -> &'static [(&'static str, &'static str)] {
         match &self.name[..] {
+            "internvl" => &[("<row_2_col_3>", "<IMG_CONTEXT>")],
+            "llama4_vision" => &[("[IMG_BREAK]", "<|patch|>")],
+            "glm4v" => &[("<|image_pad|>", "<|image|>")],
             "audioflamingo3" => &[("<|AUDIO|>", "<sound>")],
             "gemma4" => &[
                 ("<|AUDIO|>", "<|audio|>"),
@@ -291,7 +294,8 @@ impl Checkpoint {
         }
     }
 
-    fn vocabulary(&self, gguf: Gguf) -> Gguf {
+    /// With the tokenizer.
+    pub fn vocabulary(&self, gguf: Gguf) -> Gguf {
         let tokenizer = json(&self.dir.join("tokenizer.json")).unwrap();
         let mut tokens: Vec<_> = (0..640).map(|id| (format!("[PAD{id}]"), 5_i32)).collect();
         for (text, id) in tokenizer["model"]["vocab"].as_object().unwrap() {
@@ -470,7 +474,7 @@ impl Checkpoint {
 }
 
 /// A convolution over two frames as two over one.
-fn frames(shape: &[usize], values: &[f32]) -> Vec<(String, Tensor)> {
+pub fn frames(shape: &[usize], values: &[f32]) -> Vec<(String, Tensor)> {
     let area = shape[3] * shape[4];
     let of = |frame: usize| {
         let chunks = values.chunks_exact(2 * area);

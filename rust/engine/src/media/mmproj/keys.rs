@@ -4,7 +4,7 @@ use super::Reader;
 use crate::{EngineError, keys};
 
 /// Keys that are read, or that say what tensors and other keys say as well.
-const KNOWN: [&str; 41] = [
+const KNOWN: [&str; 43] = [
     "clip.audio.attention.head_count",
     "clip.audio.attention.layer_norm_epsilon",
     "clip.audio.block_count",
@@ -41,6 +41,8 @@ const KNOWN: [&str; 41] = [
     "clip.vision.n_wa_pattern",
     "clip.vision.patch_size",
     "clip.vision.preproc_image_size",
+    "clip.vision.preproc_max_tiles",
+    "clip.vision.preproc_min_tiles",
     "clip.vision.projection_dim",
     "clip.vision.projector.scale_factor",
     "clip.vision.projector_type",
