@@ -233,7 +233,7 @@ fn templates_of_texts_give_way_to_those_the_models_were_trained_with() {
         let checkpoint = Checkpoint::open(&drawn::hearing(name));
         let plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}";
         let language = without(checkpoint.language(true), "tokenizer.chat_template");
-        for language in [checkpoint_with(&language, None), checkpoint_with(&language, Some(plain))] {
+        for language in [with_template(&language, None), with_template(&language, Some(plain))] {
             let engine = pair(&language, &checkpoint.hearing()).unwrap();
             let (prompt, _) = media::run(&engine, request(&cases(&drawn::hearing(name))[0]));
             let text = engine.detokenize_text(&prompt, false).unwrap();
@@ -242,16 +242,30 @@ fn templates_of_texts_give_way_to_those_the_models_were_trained_with() {
     }
 }
 
-fn checkpoint_with(language: &Gguf, template: Option<&str>) -> Gguf {
-    let gguf = Gguf {
-        version: language.version,
-        counts: language.counts,
-        entries: language.entries.clone(),
-        tensors: language.tensors.clone(),
-        data: language.data.clone(),
-    };
+fn with_template(language: &Gguf, template: Option<&str>) -> Gguf {
     match template {
-        Some(text) => gguf.entry("tokenizer.chat_template", STRING, &string(text)),
-        None => gguf,
+        Some(text) => language.clone().entry("tokenizer.chat_template", STRING, &string(text)),
+        None => language.clone(),
     }
+}
+
+/// As those of a Qwen2.5-Omni are, which is neither of the models that have such encoders.
+#[test]
+fn two_encoders_of_other_models_are_refused() {
+    let (seeing, hearing) = (Checkpoint::open(&drawn::seeing("qwen2_vl")), Checkpoint::open(&drawn::hearing("qwen2_audio")));
+    let mut language = seeing.language(true);
+    let tokens = language.entries.iter_mut().find(|entry| entry.starts_with(&string("tokenizer.ggml.tokens"))).unwrap();
+    let (from, to) = (string("[IMG]"), string("<|AUDIO|>"));
+    let at = tokens.windows(from.len()).position(|window| window == from).unwrap();
+    tokens.splice(at..at + from.len(), to);
+    let (mut both, sounds) = (without(seeing.encoder(), "clip.projector_type"), hearing.hearing());
+    let is_audio = |entry: &&Vec<u8>| entry[8..].starts_with(b"clip.audio.") || entry[8..].starts_with(b"clip.has_audio");
+    both.entries.extend(sounds.entries.iter().filter(is_audio).cloned());
+    let both = both.weight("a.position_embd.weight", &[32, 50], 0, &[0; 4 * 32 * 50]);
+    let one = both.clone().entry("clip.projector_type", STRING, &string("qwen2.5o"));
+    let Err(error) = pair(&language, &one) else { panic!("Omni") };
+    assert!(error.contains("`clip.projector_type` is `qwen2.5o`, which is not computed"), "{error}");
+    let named = both.entry("clip.vision.projector_type", STRING, &string("qwen2vl_merger"));
+    let Err(error) = pair(&language, &named.entry("clip.audio.projector_type", STRING, &string("qwen2a"))) else { panic!("two") };
+    assert!(error.contains("is of qwen2_vl and `clip.audio.projector_type` of qwen2_audio"), "{error}");
 }

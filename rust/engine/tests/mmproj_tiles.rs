@@ -178,6 +178,11 @@ fn what_is_not_understood_is_refused_by_name() {
     fails("llama4_vision", &|gguf| with(gguf, scale, 5), "`vision_config.pixel_shuffle_ratio` is 0.2");
     fails("glm4v", &|gguf| row(gguf, "v.blk.0.attn_q_norm.weight"), "tensor `v.blk.0.attn_q_norm.weight` is of a kind");
     fails("glm4v", &|gguf| with(gguf, "clip.vision.attention.head_count", 16), "heads of 1 elements");
+    let size = |gguf: Gguf, key: &str| gguf.entry(key, U32, &[4, 0, 0, 0]);
+    fails("lfm2_vl", &|gguf| size(gguf, "clip.vision.image_max_pixels"), "`clip.vision.image_max_pixels` asks for what is not");
+    fails("llama4_vision", &|gguf| size(gguf, "clip.vision.preproc_max_tiles"), "preproc_max_tiles` asks for what is not");
+    fails("internvl", &|gguf| size(gguf, "clip.vision.spatial_merge_size"), "spatial_merge_size` asks for what is not");
+    fails("glm4v", &|gguf| size(gguf, "clip.vision.window_size"), "window_size` asks for what is not");
     let glm = checkpoint("glm4v");
     let language = without(glm.language_of_tiles(), "glm4.rope.dimension_sections");
     let Err(error) = pair(&language, &glm.encoder_of_tiles()) else { panic!("without sections") };

@@ -5,6 +5,7 @@
 mod gemma4;
 mod glm4v;
 mod keys;
+mod qwen;
 mod tiles;
 mod whisper;
 
@@ -24,7 +25,7 @@ use crate::{
         config::{DecoderConfig, MAX_LAYERS, MAX_SIZE},
         fields::{Fields, GgufFields, HfFields},
     },
-    weights::{GgufFiles, Metadata, MetadataValue, WeightSource},
+    weights::{GgufFiles, Metadata, WeightSource},
 };
 
 /// A projector of images, as `clip.projector_type` names it.
@@ -93,21 +94,21 @@ const KINDS: [Kind; 12] = [
         gelu: "gelu",
         image_tokens: &["<|image_pad|>"],
         names: &[("ln_q", "v.post_ln"), ("mlp.0", "mm.0"), ("mlp.2", "mm.2")],
-        fill: |reader, files| qwen(reader, files, "qwen2_vl", [56 * 56, 28 * 28 * 16_384]),
+        fill: |reader, files| qwen::qwen(reader, files, "qwen2_vl", [56 * 56, 28 * 28 * 16_384]),
     },
     Kind {
         name: "qwen2.5vl_merger",
         gelu: "gelu",
         image_tokens: &["<|image_pad|>"],
         names: &[("ln_q", "v.post_ln"), ("mlp.0", "mm.0"), ("mlp.2", "mm.2")],
-        fill: qwen2_5_vl,
+        fill: qwen::qwen2_5_vl,
     },
     Kind {
         name: "qwen3vl_merger",
         gelu: "gelu_pytorch_tanh",
         image_tokens: &["<|image_pad|>"],
         names: &[("norm", "v.post_ln"), ("linear_fc1", "mm.0"), ("linear_fc2", "mm.2")],
-        fill: qwen3_vl,
+        fill: qwen::qwen3_vl,
     },
     gemma4::IMAGES,
     tiles::INTERNVL,
@@ -184,8 +185,8 @@ pub(crate) fn open(path: PathBuf) -> Result<WeightSource, EngineError> {
 }
 
 impl Encoders<MediaConfig> {
-    /// From an encoder's file, or that of two, for the language model `decoder` with the metadata `language`. An image whose longer
-    /// edge has more pixels than `max_edge` is made smaller first.
+    /// From an encoder's file, or that of two, for the language model `decoder` with the metadata `language`. An image whose
+    /// longer edge has more pixels than `max_edge` is made smaller first.
     ///
     /// # Errors
     /// [`EngineError::NotSupported`] for a projector that is not computed; [`EngineError::Load`] for keys that make no sense, and
@@ -215,6 +216,7 @@ impl Encoders<MediaConfig> {
             let config = (kind.read)(&reader, reader.token(kind.tokens)?)?;
             configs = configs.with(MediaKind::Sound, MediaConfig { has_own_file: true, ..config });
         }
+        reader.check_pair(&configs)?;
         Ok(configs)
     }
 }
@@ -300,6 +302,18 @@ impl<'a> Reader<'a> {
         let key = if is_of_sounds(name) { "clip.has_audio_encoder" } else { "clip.has_vision_encoder" };
         let text = format!("{}: tensor `{name}` is of an encoder, and `{key}` does not say that there is one", self.what);
         Err(EngineError::NotSupported(text))
+    }
+
+    /// That two encoders are of one model.
+    fn check_pair(&self, configs: &Encoders<MediaConfig>) -> Result<(), EngineError> {
+        match configs.iter().map(|config| config.architecture).collect::<Vec<_>>()[..] {
+            [images, sounds] if images != sounds => Err(EngineError::NotSupported(format!(
+                "{}: `clip.vision.projector_type` is of {images} and `clip.audio.projector_type` of {sounds}: a model with both is \
+                 not computed",
+                self.what
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// The encoder of images.
@@ -541,44 +555,5 @@ fn pixtral(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
             "patch_size": patch.saturating_mul(merge),
         }),
     );
-    Ok(())
-}
-
-/// Qwen's, whose images have so many pixels at least and at most where the file does not say.
-fn qwen(reader: &Reader<'_>, files: &mut Files, model_type: &str, [least, most]: [usize; 2]) -> Result<(), EngineError> {
-    reader.check_axes()?;
-    let size = |key: &str, usual: usize| Ok::<_, EngineError>(reader.vision.size(key)?.unwrap_or(usual));
-    let merge = size("spatial_merge_size", 2)?;
-    set(&mut files.whole, json!({ "model_type": model_type }));
-    set(&mut files.vision, json!({ "spatial_merge_size": merge, "temporal_patch_size": 2 }));
-    set(
-        &mut files.processor,
-        json!({
-            "image_processor_type": "Qwen2VLImageProcessor", "patch_size": reader.required("patch_size")?, "merge_size": merge,
-            "temporal_patch_size": 2,
-            "size": { "shortest_edge": size("image_min_pixels", least)?, "longest_edge": size("image_max_pixels", most)? },
-        }),
-    );
-    Ok(())
-}
-
-fn qwen2_5_vl(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
-    qwen(reader, files, "qwen2_5_vl", [56 * 56, 28 * 28 * 16_384])?;
-    let pattern = reader.required("n_wa_pattern")?;
-    let full: Vec<_> = (0..reader.required("block_count")?).filter(|layer| (layer + 1).is_multiple_of(pattern)).collect();
-    let window = reader.vision.size("window_size")?.unwrap_or(112);
-    set(&mut files.vision, json!({ "window_size": window, "fullatt_block_indexes": full }));
-    Ok(())
-}
-
-fn qwen3_vl(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
-    qwen(reader, files, "qwen3_vl", [1 << 16, 1 << 24])?;
-    let side = reader.required("image_size")? / reader.required("patch_size")?;
-    let deep = match reader.metadata.get("clip.vision.is_deepstack_layers") {
-        None => Vec::new(),
-        Some(MetadataValue::Bools(layers)) => (0..layers.len()).filter(|layer| layers[*layer]).collect(),
-        Some(_) => return Err(reader.vision.error("is_deepstack_layers", "must be a list of booleans")),
-    };
-    set(&mut files.vision, json!({ "num_position_embeddings": side.saturating_mul(side), "deepstack_visual_indexes": deep }));
     Ok(())
 }

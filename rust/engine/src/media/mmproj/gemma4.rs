@@ -63,8 +63,10 @@ const NAMES: ConformerNames = ConformerNames {
     are_factors_soft: true,
 };
 
-/// A file does not say whether the rows of an image see each other in the decoder: they do in the models without inputs of layers.
+/// A file does not say whether the rows of an image see each other in the decoder: they do in the models without inputs of
+/// layers.
 fn images(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
+    reader.check_own_keys(&["projector.scale_factor"])?;
     let (hidden, heads) = (reader.required("embedding_length")?, reader.required("attention.head_count")?);
     let merge = reader.vision.size("projector.scale_factor")?.unwrap_or(3);
     let [_, side, _] = reader.shape("v.position_embd.weight")?;

@@ -22,6 +22,7 @@ pub(super) const IMAGES: Kind = Kind {
 
 fn images(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
     reader.check_axes()?;
+    reader.check_own_keys(&["spatial_merge_size", "image_min_pixels", "image_max_pixels"])?;
     let size = |key: &str, usual: usize| Ok::<_, EngineError>(reader.vision.size(key)?.unwrap_or(usual));
     let merge = size("spatial_merge_size", 2)?;
     let [inner, _] = reader.shape("mm.gate.weight")?;

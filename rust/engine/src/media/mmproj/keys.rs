@@ -1,7 +1,7 @@
 //! The keys of an encoder's file.
 
 use super::Reader;
-use crate::{EngineError, keys};
+use crate::{EngineError, keys, model::fields::Fields};
 
 /// Keys that are read, or that say what tensors and other keys say as well.
 const KNOWN: [&str; 43] = [
@@ -50,7 +50,35 @@ const KNOWN: [&str; 43] = [
     "clip.vision.window_size",
 ];
 
+/// Keys behind `clip.vision` that only some projectors go with.
+const OF_SOME: [&str; 15] = [
+    "feature_layer",
+    "image_aspect_ratio",
+    "image_crop_resolution",
+    "image_grid_pinpoints",
+    "image_max_pixels",
+    "image_min_pixels",
+    "is_deepstack_layers",
+    "mm_patch_merge_type",
+    "n_wa_pattern",
+    "preproc_image_size",
+    "preproc_max_tiles",
+    "preproc_min_tiles",
+    "projector.scale_factor",
+    "spatial_merge_size",
+    "window_size",
+];
+
 impl Reader<'_> {
+    /// That there are no such keys but those that a projector reads.
+    pub(super) fn check_own_keys(&self, own: &[&str]) -> Result<(), EngineError> {
+        let is_other = |key: &&&str| !own.contains(*key) && self.vision.value(key).is_some();
+        match OF_SOME.iter().find(is_other) {
+            Some(key) => Err(self.vision.error(key, "asks for what is not computed with this projector")),
+            None => Ok(()),
+        }
+    }
+
     /// That no key asks for what is not computed.
     pub(super) fn check_keys(&self) -> Result<(), EngineError> {
         let is_unknown = |key: &&str| key.starts_with("clip.") && !KNOWN.contains(key);

@@ -42,6 +42,7 @@ fn square(reader: &Reader<'_>, usual: usize) -> Result<usize, EngineError> {
 }
 
 fn internvl(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
+    reader.check_own_keys(&["projector.scale_factor", "preproc_min_tiles", "preproc_max_tiles"])?;
     let image = reader.required("image_size")?;
     // Of the towers that there are the smaller has layer norms and the larger, which also has norms of heads, others.
     let norm = if reader.has("v.blk.0.ln1.bias") { "layer_norm" } else { "rms_norm" };
@@ -64,6 +65,7 @@ fn internvl(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
 
 /// Tiles and tokens of an image are those of the hub's folders, of which the file says nothing.
 fn lfm2(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
+    reader.check_own_keys(&["projector.scale_factor"])?;
     let merge = square(reader, 2)?;
     let [num_patches, _] = reader.shape("v.position_embd.weight")?;
     let [inner, _] = reader.shape("mm.1.weight")?;
@@ -87,6 +89,7 @@ fn lfm2(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
 
 /// The same: the canvas has sixteen tiles at most.
 fn llama4(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
+    reader.check_own_keys(&["projector.scale_factor"])?;
     let image = reader.required("image_size")?;
     let ([inner, _], [outer, _]) = (reader.shape("mm.model.mlp.1.weight")?, reader.shape("mm.model.mlp.2.weight")?);
     if files.vision["hidden_act"] != LLAMA4.gelu {
