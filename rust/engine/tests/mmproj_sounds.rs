@@ -228,16 +228,18 @@ fn a_file_goes_with_its_language_model_and_arguments_about_images_with_images() 
 }
 
 #[test]
-fn templates_of_texts_give_way_to_those_the_models_were_trained_with() {
-    for (name, part) in [("voxtral", "[INST][BEGIN_AUDIO][AUDIO]"), ("qwen2_audio", "Audio 1: <|audio_bos|><|AUDIO|>")] {
+fn files_without_a_template_of_sounds_have_that_of_their_family() {
+    let trained = ["[INST][BEGIN_AUDIO][AUDIO]", "Audio 1: <|audio_bos|><|AUDIO|>"];
+    for (name, trained, of_texts) in [("voxtral", trained[0], "[BEGIN_AUDIO][AUDIO]"), ("qwen2_audio", trained[1], trained[1])] {
         let checkpoint = Checkpoint::open(&drawn::hearing(name));
         let plain = "{% for m in messages %}{{ m['content'] }}{% endfor %}";
         let language = without(checkpoint.language(true), "tokenizer.chat_template");
-        for language in [with_template(&language, None), with_template(&language, Some(plain))] {
+        for (language, part) in [(with_template(&language, None), trained), (with_template(&language, Some(plain)), of_texts)] {
             let engine = pair(&language, &checkpoint.hearing()).unwrap();
             let (prompt, _) = media::run(&engine, request(&cases(&drawn::hearing(name))[0]));
             let text = engine.detokenize_text(&prompt, false).unwrap();
             assert!(text.contains(part), "{name}: {text}");
+            assert_eq!(text.contains("[INST]"), name == "voxtral" && part == trained, "{name}: {text}");
         }
     }
 }
