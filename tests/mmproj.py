@@ -1,10 +1,9 @@
-"""The tiny Qwen3-VL as two GGUF files, as llama.cpp's converter writes them: its language model, and its image encoder."""
+"""The tiny Qwen3-VL and Voxtral as two GGUF files each, as llama.cpp's converter writes them: language model and encoder."""
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +37,35 @@ ENCODER = {
     "v.merger.linear_fc2": "mm.2",
     "linear_fc": "fc",
 }
+SOUNDS = {
+    "audio_tower.embed_positions": "a.position_embd",
+    "audio_tower.layer_norm": "a.post_ln",
+    "audio_tower.conv": "a.conv1d.",
+    "audio_tower.layers.": "a.blk.",
+    "self_attn_layer_norm": "ln1",
+    "final_layer_norm": "ln2",
+    "self_attn.out_proj": "attn_out",
+    "self_attn.": "attn_",
+    "_proj.": ".",
+    "fc1": "ffn_up",
+    "fc2": "ffn_down",
+    "multi_modal_projector.linear_": "mm.a.mlp.",
+}
 
 
 def read(folder: Path, file: str = "model.safetensors") -> Tensors:
-    """The tensors of a folder, which are bfloat16, by name."""
+    """The tensors of a folder, bfloat16 or float32, by name."""
     data = (folder / file).read_bytes()
     end = 8 + struct.unpack("<Q", data[:8])[0]
     tensors = {}
     for name, info in json.loads(data[8:end]).items():
         if name != "__metadata__":
             first, last = (end + offset for offset in info["data_offsets"])
-            values = np.frombuffer(data[first:last], np.uint16).astype(np.uint32) << 16
-            tensors[name] = values.view(np.float32).reshape(info["shape"])
+            if info["dtype"] == "F32":
+                values = np.frombuffer(data[first:last], np.float32)
+            else:
+                values = (np.frombuffer(data[first:last], np.uint16).astype(np.uint32) << 16).view(np.float32)
+            tensors[name] = values.reshape(info["shape"])
     return tensors
 
 
@@ -93,27 +109,35 @@ def renamed(name: str, rules: dict[str, str]) -> str:
     return name
 
 
+def paired(values: np.ndarray, heads: int) -> np.ndarray:
+    """As the converter orders the rows of heads of a Llama: those that rotate together beside each other."""
+    return values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+
+
 def language(folder: Path, path: Path) -> None:
     """Writes the language model's file."""
     config, tokenizer = (json.loads((folder / name).read_text()) for name in ("config.json", "tokenizer.json"))
     config = config["text_config"]
+    arch = {"llama": "llama", "qwen3_vl_text": "qwen3vl"}[config["model_type"]]
+    sections = config["rope_parameters"].get("mrope_section")
     tokens, types = [f"[PAD{i}]" for i in range(640)], [5] * 640
     for token, i in tokenizer["model"]["vocab"].items():
         tokens[i], types[i] = token, 1
     for added in tokenizer["added_tokens"]:
         tokens[added["id"]], types[added["id"]] = added["content"], 3
     entries = {
-        "general.architecture": "qwen3vl",
-        "qwen3vl.block_count": config["num_hidden_layers"],
-        "qwen3vl.context_length": 2048,
-        "qwen3vl.embedding_length": config["hidden_size"],
-        "qwen3vl.feed_forward_length": config["intermediate_size"],
-        "qwen3vl.attention.head_count": config["num_attention_heads"],
-        "qwen3vl.attention.head_count_kv": config["num_key_value_heads"],
-        "qwen3vl.attention.key_length": config["head_dim"],
-        "qwen3vl.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "qwen3vl.rope.freq_base": config["rope_parameters"]["rope_theta"],
-        "qwen3vl.rope.dimension_sections": [*config["rope_parameters"]["mrope_section"], 0],
+        "general.architecture": arch,
+        f"{arch}.block_count": config["num_hidden_layers"],
+        f"{arch}.context_length": 2048,
+        f"{arch}.embedding_length": config["hidden_size"],
+        f"{arch}.feed_forward_length": config["intermediate_size"],
+        f"{arch}.attention.head_count": config["num_attention_heads"],
+        f"{arch}.attention.head_count_kv": config["num_key_value_heads"],
+        f"{arch}.attention.key_length": config["head_dim"],
+        f"{arch}.attention.value_length": config["head_dim"],
+        f"{arch}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        f"{arch}.rope.freq_base": config["rope_parameters"]["rope_theta"],
+        **({f"{arch}.rope.dimension_sections": [*sections, 0]} if sections else {}),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
@@ -123,10 +147,40 @@ def language(folder: Path, path: Path) -> None:
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.chat_template": (folder / "chat_template.jinja").read_text(),
     }
-    prefix = "model.language_model."
-    tensors = {name.removeprefix(prefix): values for name, values in read(folder).items() if name.startswith(prefix)}
-    name: Callable[[str], str] = lambda name: "output_norm.weight" if name == "norm.weight" else renamed(name, LANGUAGE)  # noqa: E731
-    write(path, entries, {name(old): values for old, values in tensors.items()})
+    tensors = {}
+    for old, values in read(folder).items():
+        if "language_model." not in old:
+            continue
+        rest = old.split("language_model.")[1].removeprefix("model.")
+        name = {"norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}.get(rest) or renamed(rest, LANGUAGE)
+        heads = {"attn_q.weight": "num_attention_heads", "attn_k.weight": "num_key_value_heads"}.get(name.split(".", 2)[-1])
+        tensors[name] = paired(values, config[heads]) if arch == "llama" and heads else values
+    write(path, entries, tensors)
+
+
+def sounds(folder: Path, path: Path) -> None:
+    """Writes the file of Voxtral's encoder of sounds."""
+    config = json.loads((folder / "config.json").read_text())
+    audio = config["audio_config"]
+    entries = {
+        "general.architecture": "clip",
+        "clip.has_audio_encoder": True,
+        "clip.projector_type": "voxtral",
+        "clip.audio.projection_dim": config["text_config"]["hidden_size"],
+        "clip.audio.embedding_length": audio["hidden_size"],
+        "clip.audio.feed_forward_length": audio["intermediate_size"],
+        "clip.audio.block_count": audio["num_hidden_layers"],
+        "clip.audio.attention.head_count": audio["num_attention_heads"],
+        "clip.audio.attention.layer_norm_epsilon": 1e-5,
+        "clip.audio.num_mel_bins": audio["num_mel_bins"],
+        "clip.audio.projector.stack_factor": audio["intermediate_size"] // audio["hidden_size"],
+    }
+    tensors = {}
+    for old, values in read(folder).items():
+        if "language_model." not in old:
+            name = renamed(old, SOUNDS)
+            tensors[name] = values[:, None] if name.startswith("a.conv1d") and name.endswith("bias") else values
+    write(path, entries, tensors)
 
 
 def encoder(folder: Path, path: Path) -> None:

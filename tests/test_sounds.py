@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import mmproj
 import numpy
 import openai
 import pytest
@@ -358,6 +359,26 @@ def test_the_command_hears(capsys: pytest.CaptureFixture[str], root: Path, monke
         with pytest.raises(SystemExit):
             cli.main(["run", *(["text"] if arguments else []), *common, *arguments, "--audio", str(root / "a.wav")])
         assert message in capsys.readouterr().err
+
+
+def test_a_gguf_file_hears_with_its_encoder_s(tmp_path: Path, capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    mmproj.language(folder(), tmp_path / "model.gguf")
+    mmproj.sounds(folder(), tmp_path / "mmproj.gguf")
+    which = Which.GGUF(str(tmp_path), "model.gguf", dtype=ModelDType.F32, mmproj_filename="mmproj.gguf")
+    runner = Runner(which=which, pa_ctxt_len=2048, num_threads=2)
+    for case in golden():
+        response = ask(with_sounds(case), runner, max_tokens=len(case["greedy_ids"]))
+        assert ids(response) == case["greedy_ids"]
+    part = {"type": "audio", "audio": root / "a.wav"}
+    expected = ask(about(part), max_tokens=4, ignore_eos=False).choices[0].message.content
+    runner.close()
+    command = ["run", "multimodal", "-m", str(tmp_path), "-f", "model.gguf", "--mmproj", str(tmp_path / "mmproj.gguf")]
+    command += ["--dtype", "f32", "--temperature", "0", "--max-tokens", "4", "--pa-context-len", "2048", "--top-k", "0"]
+    command += ["--top-p", "1", "--min-p", "0", "--repetition-penalty", "1", "-i", "describe the image"]
+    assert cli.main([*command, "--audio", str(root / "a.wav")]) == 0
+    assert capsys.readouterr().out == f"{expected}\n"
+    assert cli.main([*command, "--audio", str(root / "a.wav"), "--max-edge", "64"]) == 1
+    assert "max_edge (--max-edge) is about images" in capsys.readouterr().err
 
 
 def test_one_request_has_an_image_and_sounds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ MODEL = (
     Flag(("--legacy-lora-order",), "JSON file that names those folders", "FILE", section="model"),
     Flag(("--xlora",), "X-LoRA adapter", "MODEL", planned=NO_XLORA, section="model"),
     Flag(("--xlora-order",), "X-LoRA adapter", "FILE", planned=NO_XLORA, section="model"),
-    Flag(("--mmproj",), "multimodal: GGUF file of a GGUF model's image encoder, in MODEL or elsewhere", "FILE", section="model"),
+    Flag(("--mmproj",), "multimodal: GGUF file of a GGUF model's encoders, in MODEL or elsewhere", "FILE", section="model"),
     Flag(
         ("--max-edge",), "multimodal: pixels of an image's longer edge; larger ones are made smaller", "N", int, section="model"
     ),

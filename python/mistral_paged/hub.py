@@ -103,7 +103,7 @@ def resolve_gguf(
 
 
 def resolve_mmproj(model_id: str, filename: str, token_source: str, cache_dir: str | None) -> str:
-    """The GGUF file of an image encoder: beside the model's, or a local path."""
+    """The GGUF file of an encoder of images or sounds: beside the model's, or a local path."""
     token = parse_token_source(token_source)
     path = find_local(model_id)
     if path is not None:

@@ -78,7 +78,8 @@ def select(options: argparse.Namespace) -> Which:
         "--max-num-images": options.max_num_images,
     }
     if given := [name for name, value in images.items() if value is not None]:
-        raise ValueError(f"{given[0]} is about images: `serve multimodal` and `run multimodal` take them")
+        subject = "images" if given[0] == "--max-edge" else "images and sounds"
+        raise ValueError(f"{given[0]} is about {subject}: `serve multimodal` and `run multimodal` take them")
     if kind == "embedding":
         return embedding(options, model, dtype, lora)
     if options.arch in MULTIMODAL_ARCHITECTURES:
@@ -168,7 +169,7 @@ def multimodal(options: argparse.Namespace, model: str, dtype: ModelDType, lora:
     cache_bytes = None if options.encoder_cache_mb is None else options.encoder_cache_mb << 20
     if options.quantized_file is not None or has_gguf(find_local(model)) or options.mmproj is not None:
         if options.mmproj is None:
-            raise ValueError("images need the GGUF file of the model's image encoder: name it with --mmproj")
+            raise ValueError("images and sounds need the GGUF file of the model's encoder: name it with --mmproj")
         images = {"mmproj_filename": options.mmproj, "max_edge": options.max_edge, "encoder_cache_memory_bytes": cache_bytes}
         return gguf(options, model, dtype, **images)
     if options.tok_model_id is not None:

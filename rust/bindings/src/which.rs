@@ -203,8 +203,8 @@ pub enum Which {
     /// parts of a split file in order. `tok_model_id` is a local folder or hub id whose tokenizer.json is used instead of the
     /// file's metadata; `tokenizer_json`, `dtype`, `imatrix`, `calibration_file` and `hf_cache_path` are as in `Which.Plain`,
     /// `adapters`, their limits and their older form as in `Which.Lora`; without any of those it takes none. Files in use must
-    /// not be changed. `mmproj_filename` is the GGUF file of a model's image encoder, beside the other in the folder or on the
-    /// hub, or the path of a local file: with it the model sees images, and `max_edge` and `encoder_cache_memory_bytes` are as in
+    /// not be changed. `mmproj_filename` is the GGUF file of a model's encoders, beside the other in the folder or on the hub, or
+    /// the path of a local file: with it the model sees or hears, and `max_edge` and `encoder_cache_memory_bytes` are as in
     /// `Which.MultimodalPlain`. Fields not named here are not supported yet.
     #[pyo3(constructor = (
         quantized_model_id, quantized_filename=None, tok_model_id=None, topology=None, dtype=ModelDType::Auto, *,
@@ -343,9 +343,9 @@ pub struct Selection {
     pub adapters: Option<AdapterFields>,
     /// It makes embeddings.
     pub embedding: Option<EmbeddingOptions>,
-    /// It sees images; the encoder's file is that of `mmproj`, once it is found.
+    /// It sees or hears; the encoder's file is that of `mmproj`, once it is found.
     pub media: Option<MediaOptions>,
-    /// The image encoder's file, of a GGUF file.
+    /// The encoder's file, of a GGUF file.
     pub mmproj: Option<String>,
     /// What config.json must say of a model that sees.
     pub multimodal: Option<MultimodalArchitecture>,
@@ -536,7 +536,7 @@ impl Selection {
     }
 }
 
-/// How a GGUF file sees, if an image encoder goes with it.
+/// How a GGUF file sees or hears, if an encoder goes with it.
 fn gguf_media(
     mmproj: Option<&str>,
     max_edge: Option<MaxEdge>,

@@ -1,10 +1,18 @@
 //! Thousands of corrupted model files: each loads or is an error, without a panic and without much memory.
 
 mod common;
+#[path = "common/drawn.rs"]
+mod drawn;
+#[path = "common/gemma4.rs"]
+mod gemma4;
 #[path = "common/gguf_writer.rs"]
 mod gguf_writer;
 #[path = "common/mmproj.rs"]
 mod mmproj;
+#[path = "common/mmproj_sounds.rs"]
+mod mmproj_sounds;
+#[path = "common/mmproj_tiles.rs"]
+mod mmproj_tiles;
 #[path = "common/sharded.rs"]
 mod sharded;
 
@@ -190,14 +198,25 @@ fn attempt_with(load: impl FnOnce() -> Result<(), EngineError>, file_bytes: usiz
 fn corrupt_encoders(count: u64) {
     let backend: Arc<dyn Backend> = Arc::new(CpuBackend::new(Isa::detect(), 1).unwrap());
     let temp = tempfile::tempdir().unwrap();
-    let models = ["llava", "llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_vision", "mistral3"];
-    let pairs = models.map(|name| {
-        let checkpoint = mmproj::Checkpoint::open(&golden_dir().join("vision").join(name));
+    let seeing = ["llava", "llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3_vision", "mistral3"];
+    let hearing = ["voxtral", "qwen2_audio", "gemma4"];
+    let folders = seeing.map(|name| (name, golden_dir().join("vision").join(name)));
+    let tiled = ["internvl", "lfm2_vl", "llama4_vision", "glm4v"];
+    let folders = folders.into_iter().chain(hearing.map(|name| (name, drawn::hearing(name))));
+    let folders = folders.chain(tiled.map(|name| (name, drawn::seeing(name))));
+    let pairs = folders.map(|(name, folder)| {
+        let checkpoint = mmproj::Checkpoint::open(&folder);
         let (model, encoder) = (temp.path().join(name), temp.path().join("mmproj.gguf"));
-        checkpoint.language(false).write(&model);
-        checkpoint.encoder().write(&encoder);
+        let (language, file) = match name {
+            _ if hearing.contains(&name) => (checkpoint.language(false), checkpoint.hearing()),
+            _ if tiled.contains(&name) => (checkpoint.language_of_tiles(), checkpoint.encoder_of_tiles()),
+            _ => (checkpoint.language(false), checkpoint.encoder()),
+        };
+        language.write(&model);
+        file.write(&encoder);
         (ModelSource::Gguf { files: vec![model], tokenizer_dir: None, tokenizer_json: None }, std::fs::read(encoder).unwrap())
     });
+    let pairs: Vec<_> = pairs.collect();
     let path = temp.path().join("mmproj.gguf");
     let vision = MediaOptions { mmproj: Some(path.clone()), ..MediaOptions::default() };
     let load = |source: &ModelSource| {

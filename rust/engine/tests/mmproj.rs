@@ -5,6 +5,8 @@
 mod common;
 #[path = "common/drawn.rs"]
 mod drawn;
+#[path = "common/gemma4.rs"]
+mod gemma4;
 #[path = "common/gguf_writer.rs"]
 mod gguf_writer;
 #[path = "common/mmproj.rs"]

@@ -48,16 +48,16 @@ impl TextFiles {
         tokenizer.add_eos_ids(generation_config.eos_token_ids.iter().copied());
         let own = files.media().and_then(Encoders::chat_template);
         // One of texts, for a model that hears, is not what it was trained with.
-        let is_usable = |text: &String| own.is_none() || text.contains("audio");
+        let is_usable = |text: &str| own.is_none() || text.contains("audio");
+        let is_mistral_s = files.media().is_some_and(Encoders::are_voxtral_s)
+            || files.hears() && dir.is_some_and(|dir| dir.join(tekken::FILE).is_file());
         let source_text = match template {
             Some(text) => Some(text.to_owned()),
-            None => match dir.map(template_in_dir).transpose()?.flatten().filter(is_usable) {
+            None => match dir.map(template_in_dir).transpose()?.flatten().filter(|text| is_usable(text)) {
                 Some(text) => Some(text),
-                None => match files.metadata().and_then(|m| m.str("tokenizer.chat_template")) {
+                None => match files.metadata().and_then(|m| m.str("tokenizer.chat_template")).filter(|text| is_usable(text)) {
                     Some(text) => Some(text.to_owned()),
-                    None if files.hears() && dir.is_some_and(|dir| dir.join(tekken::FILE).is_file()) => {
-                        tekken::template(&tokenizer).map(str::to_owned)
-                    }
+                    None if is_mistral_s => tekken::template(&tokenizer).map(str::to_owned),
                     None => own.map(str::to_owned),
                 },
             },

@@ -13,7 +13,7 @@ mod phi3;
 mod qwen;
 mod whisper;
 
-pub(super) use whisper::{QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE};
+pub(super) use whisper::{QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE, VOXTRAL};
 
 use std::path::Path;
 
@@ -48,6 +48,9 @@ struct Family {
 
 const VISION: &str = "vision_config";
 const AUDIO: &str = "audio_config";
+
+/// Why an argument goes with no model that only hears.
+pub(super) const ABOUT_IMAGES: &str = "max_edge (--max-edge) is about images, and this model takes sounds: leave it out";
 
 /// Every family whose images or sounds are computed.
 const FAMILIES: [Family; 24] = [
@@ -141,8 +144,7 @@ impl Encoders<MediaConfig> {
         let given: Vec<_> = families.iter().filter(is_given).collect();
         let Some(first) = given.first() else { return Err(whole.error(families[0].key, "is missing")) };
         if first.key == AUDIO && max_edge.is_some() {
-            let why = "max_edge (--max-edge) is about images, and this model takes sounds: leave it out";
-            return Err(EngineError::InvalidArgument(why.into()));
+            return Err(EngineError::InvalidArgument(ABOUT_IMAGES.into()));
         }
         let mut configs = Self::default();
         for family in given {

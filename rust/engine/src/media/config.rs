@@ -110,6 +110,21 @@ pub struct ConformerConfig {
     pub is_bounded: bool,
     /// Columns of what comes out.
     pub out_features: usize,
+    /// What its weights are called.
+    pub names: ConformerNames,
+}
+
+/// What a conformer's weights are called, where that is not as in Hugging Face's layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConformerNames {
+    /// Before the number of a layer.
+    pub layers: &'static str,
+    /// Behind the name of a matrix whose product may be bounded.
+    pub bounded: &'static str,
+    /// Names there, and here.
+    pub others: &'static [(&'static str, &'static str)],
+    /// The factors of queries have been through softplus.
+    pub are_factors_soft: bool,
 }
 
 /// What makes an encoder's input.

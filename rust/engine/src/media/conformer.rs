@@ -8,7 +8,12 @@ use std::sync::{Mutex, PoisonError};
 use device::{Backend, Constant, Linear, Norm, NormKind, Projection, StepMetadata};
 use images::Tile;
 
-use super::{config::ConformerConfig, stored, tower::MAX_ROWS, weights::TowerWeights};
+use super::{
+    config::{ConformerConfig, ConformerNames},
+    stored,
+    tower::MAX_ROWS,
+    weights::TowerWeights,
+};
 use crate::EngineError;
 use attention::Attention;
 use stem::Stem;
@@ -62,13 +67,26 @@ struct Layer {
 struct Reader<'a, 'b> {
     weights: &'a mut TowerWeights<'b>,
     place: String,
+    names: ConformerNames,
     is_bounded: bool,
 }
 
+impl ConformerNames {
+    /// What a weight is called here.
+    fn of<'a>(&self, name: &'a str) -> &'a str {
+        self.others.iter().find(|(there, _)| *there == name).map_or(name, |(_, here)| here)
+    }
+}
+
 impl Reader<'_, '_> {
+    /// The whole name of a weight.
+    fn named(&self, name: &str) -> String {
+        format!("{}{}", self.place, self.names.of(name))
+    }
+
     fn bounded(&mut self, name: &str, shape: [usize; 2]) -> Result<Bounded, EngineError> {
-        let name = format!("{}{name}", self.place);
-        let linear = self.weights.linear(&format!("{name}.linear"), shape)?;
+        let name = self.named(name);
+        let linear = self.weights.linear(&format!("{name}{}", self.names.bounded), shape)?;
         let mut number = |what: &str| Ok::<_, EngineError>(self.weights.constant(&format!("{name}.{what}"), &[])?[0]);
         let bounds = if self.is_bounded {
             Some([[number("input_min")?, number("input_max")?], [number("output_min")?, number("output_max")?]])
@@ -79,15 +97,15 @@ impl Reader<'_, '_> {
     }
 
     fn linear(&mut self, name: &str, shape: [usize; 2]) -> Result<Linear, EngineError> {
-        self.weights.linear(&format!("{}{name}", self.place), shape)
+        self.weights.linear(&self.named(name), shape)
     }
 
     fn norm(&mut self, name: &str, len: usize, eps: f32) -> Result<Norm, EngineError> {
-        self.weights.norm(&format!("{}{name}", self.place), len, (NormKind::Rms, eps, 0.0))
+        self.weights.norm(&self.named(name), len, (NormKind::Rms, eps, 0.0))
     }
 
     fn constant(&mut self, name: &str, shape: &[usize]) -> Result<Constant, EngineError> {
-        self.weights.constant(&format!("{}{name}", self.place), shape)
+        self.weights.constant(&self.named(name), shape)
     }
 
     fn feed_forward(&mut self, name: &str, hidden: usize) -> Result<FeedForward, EngineError> {
@@ -147,13 +165,14 @@ impl Conformer {
         places: &[&'static str],
         config: &ConformerConfig,
     ) -> Result<Self, EngineError> {
-        let place = weights.place(places, "output_proj.weight")?;
-        let mut reader = Reader { weights, place: place.clone(), is_bounded: config.is_bounded };
+        let names = config.names;
+        let place = weights.place(places, &format!("{}.weight", names.of("output_proj")))?;
+        let mut reader = Reader { weights, place: place.clone(), names, is_bounded: config.is_bounded };
         let stem = Stem::new(&mut reader, config)?;
         let output = reader.linear("output_proj", [config.out_features, config.hidden_size])?;
         let mut layers = Vec::with_capacity(config.num_layers);
         for number in 0..config.num_layers {
-            reader.place = format!("{place}layers.{number}.");
+            reader.place = format!("{place}{}{number}.", names.layers);
             layers.push(reader.layer(config)?);
         }
         Ok(Self { config: config.clone(), stem, layers, output })

@@ -2,7 +2,7 @@
 
 use super::{
     MediaConfig,
-    arch::{QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE},
+    arch::{QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE, VOXTRAL},
 };
 use crate::MediaKind;
 
@@ -75,9 +75,14 @@ impl Encoders<MediaConfig> {
         self.kinds().into_iter().map(MediaKind::plural).collect::<Vec<_>>().join(" and ")
     }
 
-    /// The chat template of a family whose folders have one of texts, or none: it stands where theirs names no sounds.
+    /// The chat template of a family whose files have one of texts, or none: it stands where theirs names no sounds.
     pub(crate) fn chat_template(&self) -> Option<&'static str> {
         self.get(MediaKind::Sound).filter(|config| config.architecture == QWEN2_AUDIO).map(|_| QWEN2_AUDIO_TEMPLATE)
+    }
+
+    /// Whether they are those of a Voxtral's GGUF files, which may have no template.
+    pub(crate) fn are_voxtral_s(&self) -> bool {
+        self.get(MediaKind::Sound).is_some_and(|config| config.architecture == VOXTRAL && config.has_own_file)
     }
 
     /// The one whose rows see each other in the decoder, if there is one.

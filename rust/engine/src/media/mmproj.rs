@@ -1,25 +1,34 @@
 //! Encoders that lie in a GGUF file of their own, beside that of their language model (`mmproj`): the keys and names of
-//! llama.cpp's converter (its `gguf-py/gguf/constants.py`, `ClipVision`), in the terms of config.json and
+//! llama.cpp's converter (its `gguf-py/gguf/constants.py`, `ClipVision` and `ClipAudio`), in the terms of config.json and
 //! preprocessor_config.json.
+
+mod gemma4;
+mod glm4v;
+mod keys;
+mod qwen;
+mod tiles;
+mod whisper;
 
 use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
 use super::{
-    config::{Body, MediaConfig, MediaProcessor, Places, ProjectorConfig, TowerNames},
+    Encoders,
+    arch::ABOUT_IMAGES,
+    config::{Body, MediaConfig, MediaProcessor, PatchLayout, Places, ProjectorConfig, ProjectorGate, TowerNames},
     weights::TowerWeights,
 };
 use crate::{
-    EngineError, keys,
+    EngineError, MediaKind,
     model::{
         config::{DecoderConfig, MAX_LAYERS, MAX_SIZE},
         fields::{Fields, GgufFields, HfFields},
     },
-    weights::{GgufFiles, Metadata, MetadataValue, WeightSource},
+    weights::{GgufFiles, Metadata, WeightSource},
 };
 
-/// A projector, as `clip.projector_type` names it.
+/// A projector of images, as `clip.projector_type` names it.
 struct Kind {
     name: &'static str,
     /// The activation of the tower's networks with `clip.use_gelu`.
@@ -33,8 +42,20 @@ struct Kind {
     fill: fn(&Reader<'_>, &mut Files) -> Result<(), EngineError>,
 }
 
-/// Every projector that is computed.
-const KINDS: [Kind; 7] = [
+/// The same of sounds.
+struct SoundKind {
+    name: &'static str,
+    /// The tokens in whose places vectors go, as of images.
+    tokens: &'static [&'static str],
+    /// What the encoder is like, for such a token.
+    read: fn(&Reader<'_>, usize) -> Result<MediaConfig, EngineError>,
+}
+
+/// Every projector of sounds that is computed.
+const SOUND_KINDS: [SoundKind; 4] = [whisper::VOXTRAL, whisper::QWEN2_AUDIO, whisper::AUDIO_FLAMINGO, gemma4::SOUNDS];
+
+/// Every projector of images that is computed.
+const KINDS: [Kind; 12] = [
     Kind {
         name: "mlp",
         gelu: "gelu",
@@ -73,22 +94,27 @@ const KINDS: [Kind; 7] = [
         gelu: "gelu",
         image_tokens: &["<|image_pad|>"],
         names: &[("ln_q", "v.post_ln"), ("mlp.0", "mm.0"), ("mlp.2", "mm.2")],
-        fill: |reader, files| qwen(reader, files, "qwen2_vl", [56 * 56, 28 * 28 * 16_384]),
+        fill: |reader, files| qwen::qwen(reader, files, "qwen2_vl", [56 * 56, 28 * 28 * 16_384]),
     },
     Kind {
         name: "qwen2.5vl_merger",
         gelu: "gelu",
         image_tokens: &["<|image_pad|>"],
         names: &[("ln_q", "v.post_ln"), ("mlp.0", "mm.0"), ("mlp.2", "mm.2")],
-        fill: qwen2_5_vl,
+        fill: qwen::qwen2_5_vl,
     },
     Kind {
         name: "qwen3vl_merger",
         gelu: "gelu_pytorch_tanh",
         image_tokens: &["<|image_pad|>"],
         names: &[("norm", "v.post_ln"), ("linear_fc1", "mm.0"), ("linear_fc2", "mm.2")],
-        fill: qwen3_vl,
+        fill: qwen::qwen3_vl,
     },
+    gemma4::IMAGES,
+    tiles::INTERNVL,
+    tiles::LFM2,
+    tiles::LLAMA4,
+    glm4v::IMAGES,
 ];
 
 /// Names behind `v.deepstack.N.`.
@@ -113,42 +139,6 @@ const TOWER: TowerNames = TowerNames {
 
 const PLACES: Places = Places { tower: &["v."], projector: &[""], newline: &["model.", "v."] };
 
-/// Keys that are read, or that say what tensors and other keys say as well.
-const KNOWN: [&str; 32] = [
-    "clip.has_audio_encoder",
-    "clip.has_llava_projector",
-    "clip.has_qwen2vl_merger",
-    "clip.has_text_encoder",
-    "clip.has_vision_encoder",
-    "clip.projector_type",
-    "clip.use_gelu",
-    "clip.use_silu",
-    "clip.vision.attention.head_count",
-    "clip.vision.attention.layer_norm_epsilon",
-    "clip.vision.block_count",
-    "clip.vision.embedding_length",
-    "clip.vision.feature_layer",
-    "clip.vision.feed_forward_length",
-    "clip.vision.image_aspect_ratio",
-    "clip.vision.image_crop_resolution",
-    "clip.vision.image_grid_pinpoints",
-    "clip.vision.image_max_pixels",
-    "clip.vision.image_mean",
-    "clip.vision.image_min_pixels",
-    "clip.vision.image_size",
-    "clip.vision.image_std",
-    "clip.vision.is_deepstack_layers",
-    "clip.vision.mm_patch_merge_type",
-    "clip.vision.n_wa_pattern",
-    "clip.vision.patch_size",
-    "clip.vision.preproc_image_size",
-    "clip.vision.projection_dim",
-    "clip.vision.projector.scale_factor",
-    "clip.vision.projector_type",
-    "clip.vision.spatial_merge_size",
-    "clip.vision.window_size",
-];
-
 /// An encoder's file, and what is known of its language model.
 struct Reader<'a> {
     what: &'a str,
@@ -156,6 +146,8 @@ struct Reader<'a> {
     metadata: &'a Metadata,
     /// `clip.vision`.
     vision: GgufFields<'a>,
+    /// `clip.audio`.
+    audio: GgufFields<'a>,
     /// The language model's.
     vocabulary: &'a [String],
     decoder: &'a DecoderConfig,
@@ -186,15 +178,15 @@ pub(crate) fn open(path: PathBuf) -> Result<WeightSource, EngineError> {
     let files = GgufFiles::open(&[path])?;
     let found = files.metadata().str("general.architecture").unwrap_or("missing").to_owned();
     if found != "clip" {
-        let why = "it must be `clip`, that of an image encoder";
+        let why = "it must be `clip`, that of encoders of images and sounds";
         return Err(EngineError::Load(format!("{}: `general.architecture` is `{found}`; {why}", files.path().display())));
     }
     Ok(WeightSource::Gguf(files))
 }
 
-impl MediaConfig {
-    /// From an encoder's file, for the language model `decoder` with the metadata `language`. An image whose longer edge has more
-    /// pixels than `max_edge` is made smaller first.
+impl Encoders<MediaConfig> {
+    /// From an encoder's file, or that of two, for the language model `decoder` with the metadata `language`. An image whose
+    /// longer edge has more pixels than `max_edge` is made smaller first.
     ///
     /// # Errors
     /// [`EngineError::NotSupported`] for a projector that is not computed; [`EngineError::Load`] for keys that make no sense, and
@@ -208,30 +200,24 @@ impl MediaConfig {
         let what = files.path().display().to_string();
         let metadata = files.metadata().ok_or_else(|| EngineError::Internal("a GGUF file without metadata".into()))?;
         let vocabulary = language.strings("tokenizer.ggml.tokens").unwrap_or_default();
-        let vision = GgufFields { what: &what, prefix: "clip.vision", metadata, weights: files, by_layer: &[] };
-        let reader = Reader { what: &what, files, metadata, vision, vocabulary, decoder };
-        let kind = reader.kind()?;
+        let fields = |prefix| GgufFields { what: &what, prefix, metadata, weights: files, by_layer: &[] };
+        let (vision, audio) = (fields("clip.vision"), fields("clip.audio"));
+        let reader = Reader { what: &what, files, metadata, vision, audio, vocabulary, decoder };
+        let (images, sounds) = reader.kinds()?;
         reader.check_keys()?;
-        let (inner_size, is_swapped) = reader.inner_size()?;
-        let mut described = reader.common(kind, inner_size)?;
-        (kind.fill)(&reader, &mut described)?;
-        let mut processor =
-            images::Processor::from_json(&what, &described.processor).map_err(|why| EngineError::Load(why.to_string()))?;
-        processor.max_edge = max_edge;
-        described.whole.insert("vision_config".into(), described.vision.into());
-        let mut config =
-            Self::read(&HfFields::new(&what, described.whole), decoder, MediaProcessor::Images(Box::new(processor)))?;
-        if let Body::Tower(tower) = &mut config.body {
-            tower.intermediate_size = inner_size;
-            tower.eps = reader.eps()?;
-            tower.names = reader.names(kind, is_swapped);
+        reader.check_tensors(images.is_some(), sounds.is_some())?;
+        let mut configs = Self::default();
+        match images {
+            Some(kind) => configs = configs.with(MediaKind::Image, reader.images(kind, max_edge)?),
+            None if max_edge.is_some() => return Err(EngineError::InvalidArgument(ABOUT_IMAGES.into())),
+            None => {}
         }
-        rename(&mut config.projector, kind.names);
-        for deep in &mut config.deep {
-            rename(&mut deep.projector, &DEEP_NAMES);
-            deep.place = format!("deepstack.{}.", deep.layer);
+        if let Some(kind) = sounds {
+            let config = (kind.read)(&reader, reader.token(kind.tokens)?)?;
+            configs = configs.with(MediaKind::Sound, MediaConfig { has_own_file: true, ..config });
         }
-        Ok(Self { places: PLACES, has_own_file: true, ..config })
+        reader.check_pair(&configs)?;
+        Ok(configs)
     }
 }
 
@@ -242,11 +228,22 @@ fn rename(projector: &mut ProjectorConfig, names: &[(&str, &'static str)]) {
             *name = here;
         }
     };
-    projector.layers.iter_mut().for_each(|layer| renamed(&mut layer.name));
-    for norm in [&mut projector.norm, &mut projector.late_norm].into_iter().flatten() {
+    for layer in &mut projector.layers {
+        renamed(&mut layer.name);
+        if let ProjectorGate::Named(gate) = &mut layer.gate {
+            renamed(gate);
+        }
+    }
+    let of_layers = projector.layers.iter_mut().filter_map(|layer| layer.norm.as_mut());
+    for norm in projector.norm.iter_mut().chain(&mut projector.late_norm).chain(of_layers) {
         renamed(&mut norm.name);
         norm.offset = 0.0;
     }
+}
+
+/// Whether a tensor is of an encoder of sounds.
+fn is_of_sounds(name: &str) -> bool {
+    name.starts_with("a.") || name.starts_with("mm.a.")
 }
 
 /// That nothing in the file would be left out.
@@ -254,13 +251,13 @@ fn rename(projector: &mut ProjectorConfig, names: &[(&str, &'static str)]) {
 /// # Errors
 /// [`EngineError::NotSupported`] that names a tensor which this encoder has no use for.
 pub(super) fn check_rest(weights: &TowerWeights<'_>, config: &MediaConfig) -> Result<(), EngineError> {
-    let num_layers = config.tower().map_or(0, |tower| tower.num_layers);
+    let (num_layers, hears) = (config.tower().map_or(0, |tower| tower.num_layers), config.kind() == MediaKind::Sound);
     let is_behind = |name: &str| {
         let number = name.strip_prefix("v.blk.").and_then(|rest| rest.split('.').next()).and_then(|number| number.parse().ok());
         number.is_some_and(|number: usize| number >= num_layers)
     };
-    // A row of the language model's embedding, and encoders of sounds.
-    let is_others = |name: &str| name == "v.token_embd.img_break" || name.starts_with("a.") || name.starts_with("mm.a.");
+    // A row of the language model's embedding, and the other encoder.
+    let is_others = |name: &str| name == "v.token_embd.img_break" || is_of_sounds(name) != hears;
     let Some(name) = weights.unread().into_iter().find(|name| !is_behind(name) && !is_others(name)) else { return Ok(()) };
     Err(EngineError::NotSupported(format!(
         "{}: tensor `{name}` is of a kind of encoder that is not computed: {} has none",
@@ -270,34 +267,87 @@ pub(super) fn check_rest(weights: &TowerWeights<'_>, config: &MediaConfig) -> Re
 }
 
 impl<'a> Reader<'a> {
-    fn kind(&self) -> Result<&'static Kind, EngineError> {
-        let flag = |key: &str| self.metadata.bool(key);
-        if flag("clip.has_vision_encoder") == Some(false) {
-            return Err(self.error("`clip.has_vision_encoder` is false: there is no image encoder"));
+    /// The projectors of images and of sounds.
+    fn kinds(&self) -> Result<(Option<&'static Kind>, Option<&'static SoundKind>), EngineError> {
+        let hears = self.metadata.bool("clip.has_audio_encoder") == Some(true);
+        // A file with sounds alone need not say that there are no images.
+        let sees = self.metadata.bool("clip.has_vision_encoder").unwrap_or(!hears);
+        if !sees && !hears {
+            return Err(self.error("neither `clip.has_vision_encoder` nor `clip.has_audio_encoder` is true: there is no encoder"));
         }
-        if flag("clip.has_audio_encoder") == Some(true) {
-            tracing::warn!("{}: images are computed, and sounds are not", self.what);
-        }
-        let name = ["clip.projector_type", "clip.vision.projector_type"].iter().find_map(|key| self.metadata.str(key));
+        let images = sees.then(|| self.kind("vision", &KINDS, |kind| kind.name)).transpose()?;
+        let sounds = hears.then(|| self.kind("audio", &SOUND_KINDS, |kind| kind.name)).transpose()?;
+        Ok((images, sounds))
+    }
+
+    /// The projector that the file names, for all of its encoders or for one.
+    fn kind<K>(&self, encoder: &str, kinds: &'static [K], name_of: fn(&K) -> &'static str) -> Result<&'static K, EngineError> {
+        let keys = ["clip.projector_type".to_owned(), format!("clip.{encoder}.projector_type")];
+        let found = keys.iter().find_map(|key| Some((&key[..], self.metadata.str(key)?)));
         // The first files did not say.
-        let name = name.or_else(|| flag("clip.has_llava_projector")?.then_some("mlp"));
-        let name = name.ok_or_else(|| self.error("`clip.projector_type` is missing or not a string"))?;
-        KINDS.iter().find(|kind| kind.name == name).ok_or_else(|| {
-            let known = KINDS.iter().map(|kind| kind.name).collect::<Vec<_>>().join(", ");
-            let text = format!("{}: `clip.projector_type` is `{name}`, which is not computed; {known} are", self.what);
-            EngineError::NotSupported(text)
+        let is_llava = || encoder == "vision" && self.metadata.bool("clip.has_llava_projector") == Some(true);
+        let found = found.or_else(|| is_llava().then_some(("clip.has_llava_projector", "mlp")));
+        let (key, name) = found.ok_or_else(|| self.error("`clip.projector_type` is missing or not a string"))?;
+        kinds.iter().find(|kind| name_of(kind) == name).ok_or_else(|| {
+            let known = kinds.iter().map(name_of).collect::<Vec<_>>().join(", ");
+            EngineError::NotSupported(format!("{}: `{key}` is `{name}`, which is not computed; {known} are", self.what))
         })
     }
 
-    fn check_keys(&self) -> Result<(), EngineError> {
-        let is_unknown = |key: &&str| key.starts_with("clip.") && !KNOWN.contains(key);
-        let mut unknown: Vec<_> = self.metadata.iter().map(|(key, _)| key).filter(is_unknown).map(str::to_owned).collect();
-        unknown.sort_unstable();
-        if let Some(key) = unknown.iter().find(|key| key.contains("wa_layer_indexes") || key.contains("head_count_kv")) {
-            return Err(self.error(&format!("`{key}` asks for what is not computed")));
+    /// That there are no tensors of an encoder of which the keys say nothing.
+    fn check_tensors(&self, sees: bool, hears: bool) -> Result<(), EngineError> {
+        let is_unsaid = |name: &&&str| if is_of_sounds(name) { !hears } else { !sees };
+        let names = self.files.tensor_names();
+        let Some(name) = names.iter().find(is_unsaid) else { return Ok(()) };
+        let key = if is_of_sounds(name) { "clip.has_audio_encoder" } else { "clip.has_vision_encoder" };
+        let text = format!("{}: tensor `{name}` is of an encoder, and `{key}` does not say that there is one", self.what);
+        Err(EngineError::NotSupported(text))
+    }
+
+    /// That two encoders are of one model.
+    fn check_pair(&self, configs: &Encoders<MediaConfig>) -> Result<(), EngineError> {
+        match configs.iter().map(|config| config.architecture).collect::<Vec<_>>()[..] {
+            [images, sounds] if images != sounds => Err(EngineError::NotSupported(format!(
+                "{}: `clip.vision.projector_type` is of {images} and `clip.audio.projector_type` of {sounds}: a model with both is \
+                 not computed",
+                self.what
+            ))),
+            _ => Ok(()),
         }
-        keys::warn_of(&unknown, self.what);
-        Ok(())
+    }
+
+    /// The encoder of images.
+    fn images(&self, kind: &Kind, max_edge: Option<usize>) -> Result<MediaConfig, EngineError> {
+        let (inner_size, is_swapped) = self.inner_size()?;
+        let mut described = self.common(kind, inner_size)?;
+        (kind.fill)(self, &mut described)?;
+        let mut processor =
+            images::Processor::from_json(self.what, &described.processor).map_err(|why| EngineError::Load(why.to_string()))?;
+        processor.max_edge = max_edge;
+        described.whole.insert("vision_config".into(), described.vision.into());
+        let fields = HfFields::new(self.what, described.whole);
+        let mut config = MediaConfig::read(&fields, self.decoder, MediaProcessor::Images(Box::new(processor)))?;
+        if let Body::Tower(tower) = &mut config.body {
+            tower.intermediate_size = inner_size;
+            tower.eps = self.eps()?;
+            let is_scaled = !tower.names.scales[0].is_empty();
+            tower.names = self.names(kind, is_swapped);
+            if is_scaled {
+                tower.names.scales = ["blk.*.ls1.weight", "blk.*.ls2.weight"];
+            }
+            if tower.patch_layout == PatchLayout::Pixels {
+                tower.patch_layout = PatchLayout::Convolution;
+            }
+            if let Some(inner) = &mut tower.inner_norms {
+                *inner = gemma4::INNER_NORMS;
+            }
+        }
+        rename(&mut config.projector, kind.names);
+        for deep in &mut config.deep {
+            rename(&mut deep.projector, &DEEP_NAMES);
+            deep.place = format!("deepstack.{}.", deep.layer);
+        }
+        Ok(MediaConfig { places: PLACES, has_own_file: true, ..config })
     }
 
     /// Columns of the feed-forward networks, and whether their two matrices have each other's names, as in older files. The key
@@ -349,10 +399,23 @@ impl<'a> Reader<'a> {
         Ok(eps as f32)
     }
 
+    fn sound_eps(&self) -> Result<f32, EngineError> {
+        let key = "attention.layer_norm_epsilon";
+        let eps = self.audio.number(key)?.ok_or_else(|| self.audio.error(key, "is missing"))?;
+        Ok(eps as f32)
+    }
+
     fn names(&self, kind: &Kind, is_swapped: bool) -> TowerNames {
         let mut names = TowerNames { is_paired: kind.name == "pixtral", ..TOWER };
         if is_swapped {
             (names.up, names.down) = (TOWER.down, TOWER.up);
+        }
+        if kind.name == glm4v::IMAGES.name {
+            names.pre_norm = "norm_embd";
+        }
+        // A name of Gemma 4's, which newer converters give Llama 4's as well.
+        if !self.has("v.blk.0.ln2.weight") && kind.name == tiles::LLAMA4.name {
+            names.ffn_norm = gemma4::INNER_NORMS.post_attn;
         }
         if self.has("v.blk.0.attn_qkv.weight") {
             names.qkv = ["blk.*.attn_qkv"; 3];
@@ -364,18 +427,30 @@ impl<'a> Reader<'a> {
         self.files.tensor(tensor).is_ok()
     }
 
-    /// A size that is not 0.
+    /// A size of the encoder of images that is not 0.
     fn required(&self, key: &str) -> Result<usize, EngineError> {
-        match self.vision.required_size(key)? {
-            0 => Err(self.vision.error(key, "is 0")),
-            size => Ok(size),
-        }
+        positive(&self.vision, key)
+    }
+
+    /// The shape of a tensor of so many dimensions.
+    fn shape<const N: usize>(&self, name: &str) -> Result<[usize; N], EngineError> {
+        let (_, shape) = self.files.tensor(name)?;
+        let wrong = |_| self.error(&format!("tensor `{name}` has shape {shape:?}; it must have {N} dimensions"));
+        <[usize; N]>::try_from(&shape[..]).map_err(wrong)
     }
 
     /// Three numbers, of red, green and blue.
     fn colors(&self, key: &str) -> Result<&'a [f32], EngineError> {
         let colors = self.metadata.floats(key).filter(|colors| colors.len() == 3 && colors.iter().all(|x| x.is_finite()));
         colors.ok_or_else(|| self.error(&format!("`{key}` must be a list of three numbers")))
+    }
+
+    /// That the language model tells rows of images from columns.
+    fn check_axes(&self) -> Result<(), EngineError> {
+        if self.decoder.ropes.iter().any(|rope| rope.axes.is_some()) {
+            return Ok(());
+        }
+        Err(self.error("the language model's file has no `rope.dimension_sections`, by which images have rows and columns"))
     }
 
     /// The id of the first of some tokens that the vocabulary has.
@@ -391,6 +466,14 @@ impl<'a> Reader<'a> {
 
     fn error(&self, why: &str) -> EngineError {
         EngineError::Load(format!("{}: {why}", self.what))
+    }
+}
+
+/// A size that is not 0.
+fn positive(fields: &GgufFields<'_>, key: &str) -> Result<usize, EngineError> {
+    match fields.required_size(key)? {
+        0 => Err(fields.error(key, "is 0")),
+        size => Ok(size),
     }
 }
 
@@ -472,47 +555,5 @@ fn pixtral(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
             "patch_size": patch.saturating_mul(merge),
         }),
     );
-    Ok(())
-}
-
-/// Qwen's, whose images have so many pixels at least and at most where the file does not say.
-fn qwen(reader: &Reader<'_>, files: &mut Files, model_type: &str, [least, most]: [usize; 2]) -> Result<(), EngineError> {
-    if reader.decoder.ropes.iter().all(|rope| rope.axes.is_none()) {
-        let why = "the language model's file has no `rope.dimension_sections`, by which images have rows and columns";
-        return Err(reader.error(why));
-    }
-    let size = |key: &str, usual: usize| Ok::<_, EngineError>(reader.vision.size(key)?.unwrap_or(usual));
-    let merge = size("spatial_merge_size", 2)?;
-    set(&mut files.whole, json!({ "model_type": model_type }));
-    set(&mut files.vision, json!({ "spatial_merge_size": merge, "temporal_patch_size": 2 }));
-    set(
-        &mut files.processor,
-        json!({
-            "image_processor_type": "Qwen2VLImageProcessor", "patch_size": reader.required("patch_size")?, "merge_size": merge,
-            "temporal_patch_size": 2,
-            "size": { "shortest_edge": size("image_min_pixels", least)?, "longest_edge": size("image_max_pixels", most)? },
-        }),
-    );
-    Ok(())
-}
-
-fn qwen2_5_vl(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
-    qwen(reader, files, "qwen2_5_vl", [56 * 56, 28 * 28 * 16_384])?;
-    let pattern = reader.required("n_wa_pattern")?;
-    let full: Vec<_> = (0..reader.required("block_count")?).filter(|layer| (layer + 1).is_multiple_of(pattern)).collect();
-    let window = reader.vision.size("window_size")?.unwrap_or(112);
-    set(&mut files.vision, json!({ "window_size": window, "fullatt_block_indexes": full }));
-    Ok(())
-}
-
-fn qwen3_vl(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
-    qwen(reader, files, "qwen3_vl", [1 << 16, 1 << 24])?;
-    let side = reader.required("image_size")? / reader.required("patch_size")?;
-    let deep = match reader.metadata.get("clip.vision.is_deepstack_layers") {
-        None => Vec::new(),
-        Some(MetadataValue::Bools(layers)) => (0..layers.len()).filter(|layer| layers[*layer]).collect(),
-        Some(_) => return Err(reader.vision.error("is_deepstack_layers", "must be a list of booleans")),
-    };
-    set(&mut files.vision, json!({ "num_position_embeddings": side.saturating_mul(side), "deepstack_visual_indexes": deep }));
     Ok(())
 }

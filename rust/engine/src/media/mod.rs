@@ -58,7 +58,7 @@ pub struct MediaOptions {
     /// Bytes that outputs of the encoder may take; 256 MiB unless given, or two images of a model with layers that look at them
     /// where these are more.
     pub cache_bytes: Option<u64>,
-    /// The image encoder of a GGUF file, which is a GGUF file of its own.
+    /// The encoders of a GGUF file, which are in a GGUF file of their own.
     pub mmproj: Option<PathBuf>,
 }
 

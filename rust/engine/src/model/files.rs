@@ -171,18 +171,18 @@ impl ModelFiles {
             (ModelSource::Gguf { .. }, Some(mmproj)) => {
                 let encoder = mmproj::open(mmproj.clone())?;
                 let language = self.weights.metadata().ok_or_else(|| EngineError::Internal("no metadata".into()))?;
-                let media = MediaConfig::from_mmproj(&encoder, language, &self.config, options.max_edge)?;
-                Ok(Self { encoder: Some(encoder), ..self.seeing(Encoders::default().with(media.kind(), media)) })
+                let media = Encoders::from_mmproj(&encoder, language, &self.config, options.max_edge)?;
+                Ok(Self { encoder: Some(encoder), ..self.seeing(media) })
             }
-            (ModelSource::HuggingFace { .. }, Some(_)) => refused(
-                "a folder has its image encoder itself: leave out mmproj_filename (--mmproj), which goes with a GGUF file",
-            ),
+            (ModelSource::HuggingFace { .. }, Some(_)) => {
+                refused("a folder has its encoder itself: leave out mmproj_filename (--mmproj), which goes with a GGUF file")
+            }
             (ModelSource::Gguf { .. }, None) => refused(
-                "images need the GGUF file of the image encoder as well: name it with mmproj_filename (--mmproj), or load the model's \
+                "images and sounds need the GGUF file of their encoder as well: name it with mmproj_filename (--mmproj), or load the model's \
                  Hugging Face folder",
             ),
             (ModelSource::Ggml { .. }, _) => {
-                refused("images with a GGML file are not supported: load a GGUF file with its mmproj")
+                refused("images and sounds with a GGML file are not supported: load a GGUF file with its mmproj")
             }
         }
     }

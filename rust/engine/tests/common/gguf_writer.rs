@@ -8,6 +8,7 @@ use engine::weights::GgufFiles;
 use tempfile::TempDir;
 
 /// A GGUF file in the making; integers are little-endian.
+#[derive(Clone)]
 pub struct Gguf {
     pub version: u32,
     pub counts: Option<(u64, u64)>,

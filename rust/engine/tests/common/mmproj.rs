@@ -10,7 +10,10 @@ use std::{
 use half::bf16;
 use serde_json::Value;
 
-use super::gguf_writer::{Gguf, STRING, U32, string};
+use super::{
+    gemma4,
+    gguf_writer::{Gguf, STRING, U32, string},
+};
 
 const I32: u32 = 5;
 const F32: u32 = 6;
@@ -19,15 +22,15 @@ const BOOL: u32 = 7;
 const GGML_F32: u32 = 0;
 
 /// A tensor's shape and values.
-type Tensor = (Vec<usize>, Vec<f32>);
+pub type Tensor = (Vec<usize>, Vec<f32>);
 
 /// A model's folder, read.
 pub struct Checkpoint {
-    name: String,
+    pub name: String,
     dir: PathBuf,
-    config: Value,
-    processor: Value,
-    tensors: BTreeMap<String, Tensor>,
+    pub config: Value,
+    pub processor: Value,
+    pub tensors: BTreeMap<String, Tensor>,
 }
 
 fn json(path: &Path) -> Option<Value> {
@@ -58,7 +61,7 @@ fn paired((shape, values): &Tensor, num_heads: usize) -> Tensor {
     (shape.clone(), out)
 }
 
-fn renamed(name: &str, rules: &[(&str, &str)]) -> String {
+pub fn renamed(name: &str, rules: &[(&str, &str)]) -> String {
     rules.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
 }
 
@@ -176,8 +179,12 @@ impl Checkpoint {
     /// leaves in their order: so sums of products have the same order, too.
     pub fn language(&self, as_qwen2: bool) -> Gguf {
         let model_type = self.config["text_config"]["model_type"].as_str().unwrap();
+        if model_type == "gemma4_text" {
+            return self.language_of_gemma4();
+        }
         let arch = match model_type {
             "llama" | "mistral" if as_qwen2 => "qwen2",
+            "qwen2" => "qwen2",
             "llama" | "mistral" => "llama",
             "qwen2_vl_text" | "qwen2_5_vl_text" => "qwen2vl",
             "qwen3_vl_text" => "qwen3vl",
@@ -205,7 +212,10 @@ impl Checkpoint {
             if arch == "gemma3" && name.contains("norm") {
                 tensor.1.iter_mut().for_each(|value| *value += 1.0);
             }
-            if arch == "qwen2" && ["attn_q.", "attn_k.", "attn_v."].iter().any(|part| name.contains(part)) {
+            if arch == "qwen2"
+                && model_type != "qwen2"
+                && ["attn_q.", "attn_k.", "attn_v."].iter().any(|part| name.contains(part))
+            {
                 let rows = tensor.0[0];
                 gguf = add(gguf, &name.replace("weight", "bias"), &(vec![rows], vec![0.0; rows]));
             }
@@ -259,20 +269,46 @@ impl Checkpoint {
         gguf
     }
 
-    fn vocabulary(&self, gguf: Gguf) -> Gguf {
+    fn language_of_gemma4(&self) -> Gguf {
+        let gguf = self.vocabulary(gemma4::metadata(&self.config["text_config"]));
+        let tensors = self.tensors.iter().filter(|(name, _)| name.starts_with("model.language_model."));
+        tensors.fold(gguf, |gguf, (name, tensor)| add(gguf, &gemma4::gguf_name(&name.replace("language_model.", "")), tensor))
+    }
+
+    /// What tokens and texts of the golden are called in the family's own vocabulary.
+    fn own_tokens(&self) -> &'static [(&'static str, &'static str)] {
+        match &self.name[..] {
+            "internvl" => &[("<row_2_col_3>", "<IMG_CONTEXT>")],
+            "llama4_vision" => &[("[IMG_BREAK]", "<|patch|>")],
+            "glm4v" => &[("<|image_pad|>", "<|image|>")],
+            "audioflamingo3" => &[("<|AUDIO|>", "<sound>")],
+            "gemma4" => &[
+                ("<|AUDIO|>", "<|audio|>"),
+                ("<|audio_bos|>", "<|audio>"),
+                ("<|audio_eos|>", "<audio|>"),
+                ("<|image_pad|>", "<|image|>"),
+                ("<|vision_start|>", "<|image>"),
+                ("<|vision_end|>", "<image|>"),
+            ],
+            _ => &[],
+        }
+    }
+
+    /// With the tokenizer.
+    pub fn vocabulary(&self, gguf: Gguf) -> Gguf {
         let tokenizer = json(&self.dir.join("tokenizer.json")).unwrap();
         let mut tokens: Vec<_> = (0..640).map(|id| (format!("[PAD{id}]"), 5_i32)).collect();
         for (text, id) in tokenizer["model"]["vocab"].as_object().unwrap() {
             tokens[id.as_u64().unwrap() as usize] = (text.clone(), 1);
         }
         for token in tokenizer["added_tokens"].as_array().unwrap() {
-            tokens[token["id"].as_u64().unwrap() as usize] = (token["content"].as_str().unwrap().to_owned(), 3);
+            tokens[token["id"].as_u64().unwrap() as usize] = (renamed(token["content"].as_str().unwrap(), self.own_tokens()), 3);
         }
         let merges = tokenizer["model"]["merges"].as_array().unwrap();
         let merge = |pair: &Value| string(&format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()));
         let texts: Vec<u8> = tokens.iter().flat_map(|(text, _)| string(text)).collect();
         let types: Vec<u8> = tokens.iter().flat_map(|(_, kind)| kind.to_le_bytes()).collect();
-        let template = std::fs::read_to_string(self.dir.join("chat_template.jinja")).unwrap();
+        let template = renamed(&std::fs::read_to_string(self.dir.join("chat_template.jinja")).unwrap(), self.own_tokens());
         let ids = [("bos", 1_u32), ("eos", 2), ("unknown", 0), ("padding", 5)];
         let gguf = gguf
             .entry("tokenizer.ggml.model", STRING, &string("gpt2"))
@@ -438,7 +474,7 @@ impl Checkpoint {
 }
 
 /// A convolution over two frames as two over one.
-fn frames(shape: &[usize], values: &[f32]) -> Vec<(String, Tensor)> {
+pub fn frames(shape: &[usize], values: &[f32]) -> Vec<(String, Tensor)> {
     let area = shape[3] * shape[4];
     let of = |frame: usize| {
         let chunks = values.chunks_exact(2 * area);
@@ -467,7 +503,7 @@ fn language_name(name: &str, arch: &str) -> Option<String> {
     Some(renamed(&name, &LANGUAGE))
 }
 
-fn add(gguf: Gguf, name: &str, (shape, values): &Tensor) -> Gguf {
+pub fn add(gguf: Gguf, name: &str, (shape, values): &Tensor) -> Gguf {
     let dims: Vec<u64> = shape.iter().rev().map(|dim| *dim as u64).collect();
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     gguf.weight(name, &dims, GGML_F32, &bytes)

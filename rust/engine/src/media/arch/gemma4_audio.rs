@@ -6,12 +6,17 @@ use serde_json::Value;
 use super::Reader;
 use crate::{
     EngineError,
-    media::config::{ConformerConfig, MediaConfig, MediaProcessor, Placeholder, Places, ProjectorConfig, ProjectorNorm, Regroup},
+    media::config::{
+        ConformerConfig, ConformerNames, MediaConfig, MediaProcessor, Placeholder, Places, ProjectorConfig, ProjectorNorm,
+        Regroup,
+    },
     model::fields::Fields,
 };
 
 const PLACES: Places =
     Places { tower: &["model.audio_tower.", "audio_tower."], projector: &["model.embed_audio.", "embed_audio."], newline: &[] };
+
+const NAMES: ConformerNames = ConformerNames { layers: "layers.", bounded: ".linear", others: &[], are_factors_soft: false };
 
 /// Scores of what is not seen, so far below all others that they have no part.
 const UNSEEN: f64 = -1e6;
@@ -55,6 +60,7 @@ pub(super) fn gemma4_audio(reader: &Reader<'_, '_>) -> Result<MediaConfig, Engin
         eps,
         is_bounded: fields.flag("use_clipped_linears")?.unwrap_or(true),
         out_features: reader.size("output_proj_dims", 1536)?,
+        names: NAMES,
     };
     let projector = ProjectorConfig {
         norm: None,

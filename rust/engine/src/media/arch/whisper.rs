@@ -239,6 +239,9 @@ pub(super) fn glmasr(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError
     Ok(apart(MediaConfig { silence: Silence::Dropped, places: PLACES, ..config }, 655))
 }
 
+/// Its name.
+pub(in crate::media) const VOXTRAL: &str = "voxtral";
+
 /// Voxtral (arXiv:2507.13264).
 pub(super) fn voxtral(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
     let fields = todays(reader);
@@ -252,6 +255,6 @@ pub(super) fn voxtral(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineErro
     }
     let mut projector = reader.two_layers(Reader::activation(reader.whole, "projector_hidden_act", "gelu")?);
     projector.regroup = Regroup::Runs(run);
-    let config = reader.config("voxtral", tower, projector)?;
+    let config = reader.config(VOXTRAL, tower, projector)?;
     Ok(MediaConfig { placeholder: Placeholder::Fringed { before: "[BEGIN_AUDIO]", after: "" }, places: PLACES, ..config })
 }

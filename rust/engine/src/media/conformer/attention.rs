@@ -37,7 +37,8 @@ impl Attention {
         let scales = reader.constant("self_attn.per_dim_scale", &[head_dim])?;
         let scale = (head_dim as f64).powf(-0.5) / std::f64::consts::LN_2;
         let softplus = |x: f64| if x > 20.0 { x } else { x.exp().ln_1p() };
-        let q_scale = scales.iter().map(|value| (scale * softplus(f64::from(*value))) as f32).collect();
+        let factor = |value: f32| if config.names.are_factors_soft { f64::from(value) } else { softplus(f64::from(value)) };
+        let q_scale = scales.iter().map(|value| (scale * factor(*value)) as f32).collect();
         let k_scale = (softplus(1.0) / std::f64::consts::LN_2) as f32;
         let (num_heads, left, right) = (config.num_heads, config.left, config.right);
         let waves = waves(hidden, (config.chunk_size + left + right) / 2);

@@ -39,9 +39,10 @@ impl ConformerConfig {
 impl Stem {
     pub(super) fn new(reader: &mut Reader<'_, '_>, config: &ConformerConfig) -> Result<Self, EngineError> {
         let mut convolution = |number: usize, channels: usize| {
-            let (place, rows) = (format!("{}subsample_conv_projection.layer{number}.", reader.place), config.channels[number]);
-            let linear = reader.weights.over_squares(&format!("{place}conv"), [rows, channels], SIDE)?;
-            let norm = reader.weights.norm(&format!("{place}norm"), rows, (NormKind::Layer, config.eps, 0.0))?;
+            let named = |part: &str| reader.named(&format!("subsample_conv_projection.layer{number}.{part}"));
+            let (conv, norm, rows) = (named("conv"), named("norm"), config.channels[number]);
+            let linear = reader.weights.over_squares(&conv, [rows, channels], SIDE)?;
+            let norm = reader.weights.norm(&norm, rows, (NormKind::Layer, config.eps, 0.0))?;
             Ok::<_, EngineError>((linear, norm))
         };
         let convolutions = [convolution(0, 1)?, convolution(1, config.channels[0])?];

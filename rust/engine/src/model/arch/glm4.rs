@@ -4,7 +4,7 @@
 use device::RopeStyle;
 use serde_json::json;
 
-use super::Architecture;
+use super::{Architecture, qwen2};
 use crate::{
     EngineError,
     model::{
@@ -60,8 +60,13 @@ fn read_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderC
     Ok(config.with_layers(|layer| layer.attention.qkv_bias = bias))
 }
 
+/// The converter puts rows that rotate together half a head apart where images have rows and columns.
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
-    Ok(with_norms(fields.decoder("glm4", RopeStyle::Interleaved)?))
+    let axes = qwen2::gguf_axes(fields, false)?;
+    let style = if axes.is_some() { RopeStyle::Neox } else { RopeStyle::Interleaved };
+    let mut config = with_norms(fields.decoder("glm4", style)?);
+    config.ropes[0].axes = axes;
+    Ok(config)
 }
 
 fn with_norms(config: DecoderConfig) -> DecoderConfig {
