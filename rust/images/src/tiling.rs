@@ -73,7 +73,7 @@ impl Canvas {
 }
 
 /// Keys that are read of one kind alone.
-pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 6] = [
+pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 7] = [
     (
         ProcessorKind::Lfm2Vl,
         &[
@@ -96,6 +96,8 @@ pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 6] = [
     (ProcessorKind::GotOcr2, &["crop_to_patches", "min_patches", "max_patches"]),
     // It takes the fewest tiles that there may be, whatever it says.
     (ProcessorKind::Cohere2Vision, &["crop_to_patches", "min_patches", "max_patches"]),
+    // The others are of the sounds that its files are about as well.
+    (ProcessorKind::Phi4Multimodal, &["dynamic_hd", "audio_compression_rate", "audio_downsample_rate", "audio_feat_stride"]),
 ];
 
 impl Keys<'_> {

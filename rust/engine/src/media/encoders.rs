@@ -2,7 +2,7 @@
 
 use super::{
     MediaConfig,
-    arch::{QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE},
+    arch::{PHI4, QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE},
 };
 use crate::MediaKind;
 
@@ -78,6 +78,16 @@ impl Encoders<MediaConfig> {
     /// The chat template of a family whose folders have one of texts, or none: it stands where theirs names no sounds.
     pub(crate) fn chat_template(&self) -> Option<&'static str> {
         self.get(MediaKind::Sound).filter(|config| config.architecture == QWEN2_AUDIO).map(|_| QWEN2_AUDIO_TEMPLATE)
+    }
+
+    /// What stands behind an image in a prompt whose template knows texts alone.
+    pub(crate) fn behind_image(&self) -> &'static str {
+        if self.is_phi4() { "" } else { "\n" }
+    }
+
+    /// Whether they are of Phi-4-multimodal, whose adapters are chosen by what a request holds.
+    pub(crate) fn is_phi4(&self) -> bool {
+        self.iter().any(|config| config.architecture == PHI4)
     }
 
     /// The one whose rows see each other in the decoder, if there is one.

@@ -16,6 +16,7 @@ mod conformer;
 mod encoders;
 mod frames;
 mod grid;
+mod hd;
 mod layout;
 pub(crate) mod mmproj;
 mod projector;
@@ -285,7 +286,7 @@ impl MediaEncoder {
             return Ok(vectors);
         }
         let tiles = &item.processed.tiles;
-        let grids: Vec<_> = tiles.iter().map(|tile| self.config.grid(&item.processed, tile)).collect();
+        let grids = self.config.grids(&item.processed);
         let taken: Vec<_> = self.config.deep.iter().map(|deep| deep.layer).collect();
         let mut states = match &mut self.body {
             LoadedBody::Tower(tower) => {
@@ -372,10 +373,14 @@ impl MediaConfig {
         }
     }
 
-    /// The grid of what layers see of a tile.
-    fn grid(&self, item: &Processed, tile: &Tile) -> Grid {
-        let patches = if self.silence == Silence::Unseen { self.vectored(item, tile) } else { self.body.patches(tile) };
-        Grid::new(patches, self.tower().and_then(|tower| tower.windows.as_ref()))
+    /// The grids of what layers see of the tiles.
+    fn grids(&self, item: &Processed) -> Vec<Grid> {
+        if let Some(grids) = self.partly_seen(item) {
+            return grids;
+        }
+        let windows = self.tower().and_then(|tower| tower.windows.as_ref());
+        let patches = |tile| if self.silence == Silence::Unseen { self.vectored(item, tile) } else { self.body.patches(tile) };
+        item.tiles.iter().map(|tile| Grid::new(patches(tile), windows)).collect()
     }
 
     /// The first of a chunk's vectors: as many as it has in a prompt.
