@@ -11,8 +11,8 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use common::{golden_dir, log_softmax, serving::greedy};
 use engine::{
-    Engine, EngineConfig, GenerationRequest, Media, MediaOptions, Message, MessageContent, ModelDType, ModelSource,
-    SamplingParams, images::RgbImage,
+    AdapterChoice, Continuation, Engine, EngineConfig, GenerationRequest, Media, MediaOptions, Message, MessageContent,
+    ModelDType, ModelSource, Prompt, SamplingParams, images::RgbImage,
 };
 use safetensors::{SafeTensors, tensor::serialize};
 use serde::Deserialize;
@@ -252,9 +252,113 @@ fn both_kinds_of_files_answer_as_transformers_with_their_adapters() {
     for (kind, folder) in [("Transformers'", of_transformers(|_| ())), ("first", of_the_hub(|_| ()))] {
         let engine = load(&folder).unwrap();
         for (number, case) in read::<Golden>("golden.json").cases.iter().enumerate() {
-            if case.sounds.is_empty() {
-                check(&engine, case, &format!("{kind}, case {number}"));
-            }
+            check(&engine, case, &format!("{kind}, case {number}"));
         }
     }
+}
+
+/// A request's answer, and how many of its prompt's tokens were there already.
+fn answer(stream: engine::RequestStream) -> (Vec<u32>, usize) {
+    let completion = stream.wait().unwrap();
+    (completion.choices[0].token_ids.clone(), completion.usage.cached_tokens)
+}
+
+#[test]
+fn requests_beside_each_other_have_their_own_adapters() {
+    let engine = load(&of_the_hub(|_| ())).unwrap();
+    let cases = read::<Golden>("golden.json").cases;
+    let cases = [&cases[0], &cases[1], &cases[4], &cases[7], &cases[5]];
+    for round in 0..2 {
+        // What is told of a prompt is computed.
+        let request = |case: &Case| GenerationRequest { prompt_logprobs: None, ..request(case) };
+        let streams: Vec<_> = cases.iter().map(|case| engine.submit(request(case)).unwrap()).collect();
+        for (case, stream) in cases.iter().zip(streams) {
+            let (ids, num_cached) = answer(stream);
+            assert_eq!(ids, case.greedy_ids, "round {round}");
+            let len = case.argmax.len();
+            assert!(num_cached < len && (round == 0 || num_cached + 32 >= len), "{num_cached} of {len} cached in round {round}");
+        }
+    }
+}
+
+/// A sequence without images cannot go on with one: the adapter would be another.
+#[test]
+fn a_sequence_keeps_its_adapter() {
+    let engine = load(&of_transformers(|_| ())).unwrap();
+    let cases = read::<Golden>("golden.json").cases;
+    let mut asked = request(&cases[0]);
+    (asked.service.keep, asked.prompt_logprobs) = (true, None);
+    let sequence = engine.submit(asked).unwrap().wait().unwrap().choices[0].sequence.take().unwrap();
+    let go_on = |messages: Vec<Message>| {
+        let prompt = Prompt::Sequence { sequence: sequence.clone(), then: Continuation::Messages(messages) };
+        engine.submit(GenerationRequest { prompt, prompt_logprobs: None, ..request(&cases[0]) })
+    };
+    let message = |case: &Case| match request(case).prompt {
+        Prompt::Chat { messages, .. } => messages,
+        _ => unreachable!("a chat"),
+    };
+    assert_eq!(go_on(message(&cases[0])).unwrap().wait().unwrap().choices[0].token_ids.len(), cases[0].greedy_ids.len());
+    let error = go_on(message(&cases[1])).err().unwrap().to_string();
+    assert!(error.contains("a sequence keeps the adapter that it began with"), "{error}");
+}
+
+#[test]
+fn an_adapter_may_not_be_asked_for() {
+    let engine = load(&of_transformers(|_| ())).unwrap();
+    let cases = read::<Golden>("golden.json").cases;
+    for (choice, part) in [
+        (AdapterChoice::Base, "has adapters of its own, which go by the images and sounds"),
+        (AdapterChoice::Alias("vision".into()), "loaded without adapters"),
+    ] {
+        let asked = GenerationRequest { adapter: Some(choice), ..request(&cases[1]) };
+        let error = engine.submit(asked).err().unwrap().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn what_the_encoders_are_not_is_refused_by_name() {
+    let of_transformers_is = |part: &str, edit: &dyn Fn(&mut Value)| {
+        let error = load(&of_transformers(edit)).err().unwrap_or_else(|| panic!("{part} is taken"));
+        assert!(error.contains(part), "{error}");
+    };
+    of_transformers_is("`vision_config.crop_size` is 384; implemented: 448", &|it| it["vision_config"]["crop_size"] = json!(384));
+    of_transformers_is("`vision_config.image_size` goes with crops of 224", &|it| it["vision_config"]["image_size"] = json!(224));
+    of_transformers_is("`vision_config.feature_layer` is -9", &|it| it["vision_config"]["feature_layer"] = json!(-9));
+    of_transformers_is("`vision_config.image_token_id` is 700", &|it| it["vision_config"]["image_token_id"] = json!(700));
+    of_transformers_is("`audio_config.chunk_size` is 18; implemented: -1", &|it| it["audio_config"]["chunk_size"] = json!(18));
+    of_transformers_is("`audio_config.bias_symmetric` is true", &|it| it["audio_config"]["bias_symmetric"] = json!(true));
+    of_transformers_is("`audio_config.ext_pw_out_channel` is 8", &|it| it["audio_config"]["ext_pw_out_channel"] = json!(8));
+    of_transformers_is("`audio_config.input_size` is 64", &|it| it["audio_config"]["input_size"] = json!(64));
+    of_transformers_is("`time_reduction` 6; the feature extractor", &|it| it["audio_config"]["time_reduction"] = json!(6));
+    of_transformers_is("shape [40, 2]", &|it| it["audio_config"]["bias_max_distance"] = json!(30));
+    let of_the_hub_is = |part: &str, edit: &dyn Fn(&mut Value)| {
+        let error = load(&of_the_hub(edit)).err().unwrap_or_else(|| panic!("{part} is taken"));
+        assert!(error.contains(part), "{error}");
+    };
+    let image = "/embd_layer/image_embd_layer";
+    for (at, value, part) in [
+        (format!("{image}/hd_transform_order"), json!("glb_sub"), "hd_transform_order` is \"glb_sub\"; implemented: \"sub_glb\""),
+        (format!("{image}/use_hd_transform"), json!(false), "use_hd_transform` is false"),
+        ("/embd_layer/audio_embd_layer/use_qformer".into(), json!(true), "use_qformer` is true"),
+        ("/embd_layer/audio_embd_layer/compression_rate".into(), json!(4), "compression_rate` is 4; implemented: 8"),
+        ("/audio_processor/config/causal".into(), json!(false), "causal` is false"),
+        ("/audio_processor/config/relative_attention_bias_args/type".into(), json!("alibi"), "type` is \"alibi\""),
+        ("/vision_lora/r".into(), json!(8), "`vision_lora.r` is 8"),
+        ("/vision_lora/layer".into(), json!("layers.*lm"), "which is no linear layer of this model that `layer` has"),
+        ("/vision_lora/layer".into(), json!("("), "`vision_lora.layer` is no pattern"),
+        ("/speech_lora/dp".into(), json!(0.1), ""),
+    ] {
+        let edit = |it: &mut Value| *it.pointer_mut(&at).unwrap() = value.clone();
+        if part.is_empty() {
+            assert!(load(&of_the_hub(edit)).is_ok(), "{at}");
+            continue;
+        }
+        of_the_hub_is(part, &edit);
+    }
+    of_the_hub_is("`audio_processor.config.conv2d_extra_padding` is not known", &|it| {
+        it["audio_processor"]["config"]["conv2d_extra_padding"] = json!("feat");
+    });
+    of_the_hub_is("`vision_lora.use_dora` is not known", &|it| it["vision_lora"]["use_dora"] = json!(true));
+    of_the_hub_is("`speech_lora` is missing", &|it| drop(it.as_object_mut().unwrap().remove("speech_lora")));
 }

@@ -33,7 +33,8 @@ pub fn media_of(shared: &Shared, messages: &[Message]) -> Result<Vec<Vec<Arc<Pro
         let message = format!("the sounds take {num_rows} tokens, and the model's context has {max_len}: make them shorter");
         return Err(EngineError::PromptTooLong { prompt_tokens: num_rows, max_tokens: max_len, message });
     }
-    media.into_iter().map(|media| PromptItem::all(configs, media)).collect()
+    let has_images = media.iter().any(|media| media.kind() == MediaKind::Image);
+    media.into_iter().map(|media| PromptItem::all(configs, media, has_images)).collect()
 }
 
 /// Token ids of a conversation, and its text as the chat template renders it, with the places of its images and sounds.

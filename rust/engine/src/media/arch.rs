@@ -52,7 +52,7 @@ const VISION: &str = "vision_config";
 const AUDIO: &str = "audio_config";
 
 /// Every family whose images or sounds are computed.
-const FAMILIES: [Family; 25] = [
+const FAMILIES: [Family; 26] = [
     Family { model_types: &["llava"], key: VISION, is_one: false, read: llava },
     Family { model_types: &["llava_next"], key: VISION, is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], key: VISION, is_one: false, read: idefics2 },
@@ -74,6 +74,7 @@ const FAMILIES: [Family; 25] = [
     Family { model_types: &["mllama"], key: VISION, is_one: false, read: mllama::mllama },
     Family { model_types: &["phi3_v"], key: VISION, is_one: true, read: phi3::phi3_v },
     Family { model_types: &[phi4::PHI4, phi4::PHI4_REMOTE], key: VISION, is_one: true, read: phi4::images },
+    Family { model_types: &[phi4::PHI4, phi4::PHI4_REMOTE], key: AUDIO, is_one: true, read: phi4::sounds },
     Family { model_types: &["voxtral"], key: AUDIO, is_one: false, read: whisper::voxtral },
     Family { model_types: &["qwen2_audio"], key: AUDIO, is_one: false, read: whisper::qwen2_audio },
     Family { model_types: &["glmasr"], key: AUDIO, is_one: false, read: whisper::glmasr },
@@ -339,6 +340,7 @@ impl Reader<'_, '_> {
             has_own_file: false,
             processor: self.processor.clone(),
             silence: Silence::Heard,
+            beside_images: None,
         }
     }
 

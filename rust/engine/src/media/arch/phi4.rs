@@ -8,8 +8,11 @@ use serde_json::Value;
 use super::Reader;
 use crate::{
     EngineError,
-    media::config::{
-        Arrangement, MediaConfig, MediaProcessor, Places, Positions, ProjectorConfig, ProjectorLayer, Regroup, TowerConfig,
+    media::{
+        config::{
+            Arrangement, MediaConfig, MediaProcessor, Places, Positions, ProjectorConfig, ProjectorLayer, Regroup, TowerConfig,
+        },
+        speech::SpeechConfig,
     },
     model::fields::{Fields, HfFields},
 };
@@ -84,4 +87,135 @@ pub(super) fn images(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError
     let token = token(reader, "image_token_id", IMAGE_TOKEN)?;
     let config = reader.config_of_token(PHI4, tower, projector, token);
     Ok(MediaConfig { arrangement: Arrangement::Separated { whole_last: true }, places: PLACES, ..config })
+}
+
+const PLACES_OF_SOUNDS: Places = Places {
+    tower: &["model.embed_tokens_extend.audio_embed.encoder."],
+    projector: &["model.embed_tokens_extend.audio_embed."],
+    newline: &[],
+};
+
+/// The token of sounds, where no file says another.
+const AUDIO_TOKEN: usize = 200_011;
+
+/// What the first files say of the encoder of sounds, under the names that Transformers has for it.
+fn of_first_files<'a>(whole: &HfFields<'a>) -> Result<HfFields<'a>, EngineError> {
+    /// Keys that say what is implemented, or what only training does.
+    const KNOWN: [&str; 25] = [
+        "activation",
+        "activation_checkpointing",
+        "attention_dim",
+        "attention_heads",
+        "batch_norm",
+        "bias_in_glu",
+        "causal",
+        "chunk_size",
+        "cnn_layer_norm",
+        "conv_activation",
+        "conv_glu_type",
+        "depthwise_multiplier",
+        "depthwise_seperable_out_channel",
+        "dropout_rate",
+        "encoder_embedding_config",
+        "ext_pw_kernel_size",
+        "ext_pw_out_channel",
+        "input_layer",
+        "input_size",
+        "kernel_size",
+        "left_chunk",
+        "linear_units",
+        "nemo_conv_settings",
+        "num_blocks",
+        "relative_attention_bias_args",
+    ];
+    let part = |fields: &HfFields<'a>, key: &str| fields.child(key)?.ok_or_else(|| fields.error(key, "is missing"));
+    let processor = part(whole, "audio_processor")?;
+    only(&processor, &[("name", "cascades".into())])?;
+    let fields = part(&processor, "config")?;
+    if let Some(other) = fields.object.keys().find(|key| !KNOWN.contains(&&key[..]) && *key != "time_reduction") {
+        return Err(fields.error(other, "is not known"));
+    }
+    let inputs = fields.object.get("input_size").cloned().unwrap_or_else(|| 80.into());
+    only(&fields, &[("batch_norm", false.into()), ("bias_in_glu", true.into()), ("causal", true.into())])?;
+    only(&fields, &[("ext_pw_kernel_size", 1.into()), ("input_layer", "nemo_conv".into())])?;
+    if let Some(embedding) = fields.child("encoder_embedding_config")? {
+        only(&embedding, &[("input_size", inputs)])?;
+    }
+    let (bias, stem) = (part(&fields, "relative_attention_bias_args")?, part(&fields, "nemo_conv_settings")?);
+    only(&bias, &[("type", "t5".into()), ("t5_bias_symmetric", false.into())])?;
+    if let Some(other) = stem.object.keys().find(|key| *key != "conv_channels") {
+        return Err(stem.error(other, "is not implemented; implemented: conv_channels"));
+    }
+    if let Some(embedding) = whole.child("embd_layer")?.map(|parts| parts.child("audio_embd_layer")).transpose()?.flatten() {
+        let reduction = fields.object.get("time_reduction").cloned().unwrap_or_else(|| 4.into());
+        only(
+            &embedding,
+            &[("embedding_cls", "audio".into()), ("projection_cls", "mlp".into()), ("compression_rate", reduction)],
+        )?;
+        only(&embedding, &[("use_conv_downsample", false.into()), ("use_qformer", false.into()), ("downsample_rate", 1.into())])?;
+    }
+    let renamed = [
+        ("attention_dim", "hidden_size"),
+        ("attention_heads", "num_attention_heads"),
+        ("linear_units", "intermediate_size"),
+        ("depthwise_seperable_out_channel", "depthwise_separable_out_channel"),
+    ];
+    let mut fields = fields.renamed(&renamed);
+    for (key, value) in
+        [("nemo_conv_channels", stem.value("conv_channels")), ("bias_max_distance", bias.value("t5_bias_max_distance"))]
+    {
+        fields.object.insert(key.into(), value.unwrap_or_default());
+    }
+    Ok(fields)
+}
+
+fn activation(fields: &HfFields<'_>, key: &str, usual: &str) -> Result<Activation, EngineError> {
+    if fields.text(key)?.as_deref().unwrap_or(usual) == "relu" {
+        return Ok(Activation::Relu);
+    }
+    Reader::activation(fields, key, usual)
+}
+
+pub(super) fn sounds(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
+    let is_first = reader.whole.text("model_type")?.as_deref() == Some(PHI4_REMOTE);
+    let fields = if is_first { of_first_files(reader.whole)? } else { reader.encoder.clone() };
+    let size = |key: &str, usual: usize| Ok::<_, EngineError>(fields.size(key)?.unwrap_or(usual));
+    let MediaProcessor::Sounds(audio::Processor { num_mel_bins, kind: audio::Kind::Phi4(own), .. }) = &reader.processor else {
+        return Err(fields.error("model_type", "goes with features of Phi4MultimodalFeatureExtractor"));
+    };
+    let speech = SpeechConfig {
+        num_mel_bins: size("input_size", 80)?,
+        reduction: size("time_reduction", 8)?,
+        channels: size("nemo_conv_channels", 1024)?,
+        stem_activation: activation(&fields, "nemo_activation", "relu")?,
+        hidden_size: size("hidden_size", 1024)?,
+        intermediate_size: size("intermediate_size", 1536)?,
+        num_heads: size("num_attention_heads", 16)?,
+        num_layers: size("num_blocks", 24)?,
+        kernel_size: size("kernel_size", 3)?,
+        max_distance: size("bias_max_distance", 1000)?,
+        activation: activation(&fields, "activation", "swish")?,
+        gate_activation: activation(&fields, "conv_glu_type", "swish")?,
+        conv_activation: activation(&fields, "conv_activation", "swish")?,
+    };
+    let hidden = speech.hidden_size;
+    only(&fields, &[("chunk_size", (-1).into()), ("bias_symmetric", false.into()), ("downsample_rate", 1.into())])?;
+    only(&fields, &[("depthwise_multiplier", 1.into())])?;
+    only(&fields, &[("ext_pw_out_channel", hidden.into()), ("depthwise_separable_out_channel", hidden.into())])?;
+    if [*num_mel_bins, own.compression] != [speech.num_mel_bins, speech.reduction] {
+        let why = format!(
+            "is {} and `time_reduction` {}; the feature extractor has feature_size {num_mel_bins} and audio_compression_rate {}",
+            speech.num_mel_bins, speech.reduction, own.compression
+        );
+        return Err(fields.error("input_size", why));
+    }
+    let projector = |up: &'static str, down: &'static str| {
+        let first = ProjectorLayer { activation: Some(Activation::Gelu), ..reader.last(up) };
+        ProjectorConfig { norm: None, regroup: Regroup::Each, late_norm: None, layers: vec![first, reader.last(down)] }
+    };
+    let beside_images = Some(projector("up_proj_for_vision_speech", "down_proj_for_vision_speech"));
+    let projector = projector("up_proj_for_speech", "down_proj_for_speech");
+    let token = token(reader, "audio_token_id", AUDIO_TOKEN)?;
+    let config = reader.config_of_token(PHI4, speech, projector, token);
+    Ok(MediaConfig { beside_images, places: PLACES_OF_SOUNDS, ..config })
 }
