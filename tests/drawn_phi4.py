@@ -96,7 +96,8 @@ def image(seed: int, size: tuple[int, int]) -> Any:
 
 def adapter_shapes(name: str) -> dict[str, list[int]]:
     """The names and shapes of an adapter's tensors, as PEFT saves them."""
-    hidden, inner, heads, kv_heads = (CONFIG[key] for key in ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"])
+    keys = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"]
+    hidden, inner, heads, kv_heads = (CONFIG[key] for key in keys)
     sizes = {
         "self_attn.qkv_proj": (hidden, hidden // heads * (heads + 2 * kv_heads)),
         "self_attn.o_proj": (hidden, hidden),
@@ -115,12 +116,13 @@ def adapter_shapes(name: str) -> dict[str, list[int]]:
 
 def write_adapter(name: str, folder: Path) -> None:
     """A folder of PEFT's, whose values are drawn from names with that of the adapter."""
-    from safetensors.numpy import load_file, save_file
-
     folder.mkdir()
-    write_weights(adapter_shapes(name), folder / "drawn.safetensors")
-    weights = load_file(folder / "drawn.safetensors")
-    save_file({key.replace(f".{name}.", "."): value for key, value in weights.items()}, folder / "adapter_model.safetensors")
+    file = folder / "adapter_model.safetensors"
+    write_weights(adapter_shapes(name), file)
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + size].decode().replace(f".{name}.weight", ".weight").encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + size :])
     rank, alpha = RANKS[name]
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": TARGETS, "task_type": "CAUSAL_LM"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -182,6 +184,22 @@ def case(model: Any, tokenizer: Any, sizes: list[tuple[int, int]], sounds: list[
         "argmax": logits.argmax(-1).tolist(),
         "greedy_ids": sequence[len(ids) :],
     }
+
+
+def model_of(folder: Path) -> Path:
+    """The folder, with all that a model has, as Transformers saves it."""
+    golden = GOLDEN / "phi4"
+    for file in ("config.json", "chat_template.jinja", "golden.json"):
+        (folder / file).write_bytes((golden / file).read_bytes())
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_bytes((GOLDEN / "hearing" / "gemma4" / file).read_bytes())
+    images = {"image_processor_type": "Phi4MultimodalImageProcessor", "dynamic_hd": DYNAMIC_HD}
+    sounds = {"feature_extractor_type": "Phi4MultimodalFeatureExtractor"}
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": images, "audio_processor": sounds}))
+    write_weights(json.loads((golden / "tensors.json").read_text()), folder / "model.safetensors")
+    for adapter in RANKS:
+        write_adapter(adapter, folder / f"{adapter}-lora")
+    return folder
 
 
 def shapes_of(config: Any) -> dict[str, list[int]]:

@@ -10,10 +10,15 @@ mod drawn;
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use common::{golden_dir, log_softmax, serving::greedy};
+use device::{
+    Backend,
+    cuda::{CudaBackend, CudaOptions, Driver},
+};
 use engine::{
     AdapterChoice, Continuation, Engine, EngineConfig, GenerationRequest, Media, MediaOptions, Message, MessageContent,
     ModelDType, ModelSource, Prompt, SamplingParams, images::RgbImage,
 };
+use kernel_tests::{EmulatedDriver, Order};
 use safetensors::{SafeTensors, tensor::serialize};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -197,12 +202,16 @@ fn of_the_hub(edit: impl Fn(&mut Value)) -> tempfile::TempDir {
     copy
 }
 
-fn load(folder: &tempfile::TempDir) -> Result<Engine, String> {
+fn config() -> EngineConfig {
     let mut config = EngineConfig { dtype: ModelDType::F32, media: Some(MediaOptions::default()), ..EngineConfig::default() };
     config.cpu.num_threads = Some(2);
     config.paged_attention.mem_gpu = Some(engine::MemoryGpuConfig::ContextSize(4000));
+    config
+}
+
+fn load(folder: &tempfile::TempDir) -> Result<Engine, String> {
     let source = ModelSource::HuggingFace { path: folder.path().to_owned(), tokenizer_json: None };
-    Engine::load(&source, &config, &|_| {}).map_err(|error| error.to_string())
+    Engine::load(&source, &config(), &|_| {}).map_err(|error| error.to_string())
 }
 
 fn image(seed: usize, [width, height]: [u32; 2]) -> Media {
@@ -278,6 +287,32 @@ fn requests_beside_each_other_have_their_own_adapters() {
             let len = case.argmax.len();
             assert!(num_cached < len && (round == 0 || num_cached + 32 >= len), "{num_cached} of {len} cached in round {round}");
         }
+    }
+}
+
+#[test]
+fn the_kernels_of_a_gpu_hear_the_same() {
+    on_a_gpu(&[4]);
+}
+
+#[test]
+#[ignore = "a minute; make test-long"]
+fn the_kernels_of_a_gpu_see_the_same() {
+    on_a_gpu(&[1]);
+}
+
+/// Cases on a GPU whose kernels run on the CPU.
+fn on_a_gpu(numbers: &[usize]) {
+    let folder = of_transformers(|_| ());
+    let source = ModelSource::HuggingFace { path: folder.path().to_owned(), tokenizer_json: None };
+    let driver: Arc<dyn Driver> = Arc::new(EmulatedDriver::with_memory(Order::Ascending, 512 << 20));
+    let options = CudaOptions { graphs: false, ..CudaOptions::default() };
+    let gpu: Arc<dyn Backend> = Arc::new(CudaBackend::with(driver, options).unwrap());
+    let small = EngineConfig { max_num_batched_tokens: 512, max_num_seqs: 2, ..config() };
+    let engine = Engine::load_onto(&gpu, &source, &small, &|_| {}).unwrap();
+    let cases = read::<Golden>("golden.json").cases;
+    for number in numbers {
+        check(&engine, &cases[*number], &format!("a GPU, case {number}"));
     }
 }
 

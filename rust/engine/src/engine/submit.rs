@@ -58,9 +58,8 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let adapter = find_adapter(shared, &request)?;
     let (prompt, source) = go_on_from(shared, request.prompt, &request.service)?;
     let media = if let Prompt::Chat { messages, .. } = &prompt { media_of(shared, messages)? } else { Vec::new() };
-    let goes_on_from_media = source.as_ref().is_some_and(Sequence::has_media);
     let adapter = own_adapter(shared, (request.adapter.as_ref(), adapter), &media, source.as_ref())?;
-    let (mut prompt_token_ids, text) = tokenize(shared, &prompt, (&media, goes_on_from_media))?;
+    let (mut prompt_token_ids, text) = tokenize(shared, &prompt, (&media, source.as_ref().is_some_and(Sequence::has_media)))?;
     let num_given = prompt_token_ids.len();
     let reading = reading(shared, &prompt, &prompt_token_ids)?;
     let grammar = compile_grammar(shared, &request.sampling, &prompt, reading.as_ref())?;

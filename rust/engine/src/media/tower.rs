@@ -519,6 +519,6 @@ fn segments(tiles: &[[usize; 2]]) -> StepMetadata {
 
 /// Blocks of a step's tiles.
 fn num_blocks(step: &StepMetadata) -> usize {
-    let last = step.groups.iter().flat_map(|group| group.slot_mapping.last()).max();
+    let last = step.groups.iter().filter_map(|group| group.slot_mapping.last()).max();
     last.map_or(0, |slot| *slot as usize / BLOCK_SIZE)
 }
