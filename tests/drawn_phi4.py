@@ -2,8 +2,8 @@
 
     python tests/drawn_phi4.py    packs tests/data/golden/phi4.tar.xz, by Transformers with PEFT
 
-It has the shapes of its weights and of its adapters', and what the model answers to texts, images and sounds, each with the adapter
-that goes with it. Needs torch, Transformers and PEFT.
+It has the shapes of its weights and of its adapters', and what the model answers to texts, images and sounds, each with the
+adapter that goes with it. Needs torch, Transformers and PEFT.
 """
 
 from __future__ import annotations
@@ -241,9 +241,7 @@ def make() -> dict[str, str]:
     used = {name: shape for name, shape in shapes.items() if ".head." not in name}
     adapters = {name: {"shapes": adapter_shapes(name), "r": rank, "lora_alpha": alpha} for name, (rank, alpha) in RANKS.items()}
     files = {"config.json": config, "tensors.json": used, "adapters.json": adapters, "golden.json": {"cases": cases}}
-    return {"chat_template.jinja": TEMPLATE} | {
-        name: json.dumps(value, separators=(",", ":")) for name, value in files.items()
-    }
+    return {"chat_template.jinja": TEMPLATE} | {name: json.dumps(value, separators=(",", ":")) for name, value in files.items()}
 
 
 def main() -> None:

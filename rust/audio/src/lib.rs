@@ -1,7 +1,8 @@
 //! From the bytes of a sound to the values that a sound encoder takes.
 //!
 //! [`decode`] makes samples of a file, [`Processor`] makes log-mel features of samples, as a model's `preprocessor_config.json`
-//! says. These are the features of Whisper (arXiv:2212.04356) and of Gemma 4 and Phi-4-multimodal, as Transformers 5.24 computes them.
+//! says. These are the features of Whisper (arXiv:2212.04356) and of Gemma 4 and Phi-4-multimodal, as Transformers 5.24
+//! computes them.
 #![forbid(unsafe_code)]
 
 mod config;

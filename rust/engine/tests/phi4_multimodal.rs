@@ -1,5 +1,5 @@
-//! A tiny Phi-4-multimodal, whose weights are drawn from their names, against Transformers with PEFT: as Transformers saves it, and as
-//! its first files are.
+//! A tiny Phi-4-multimodal, whose weights are drawn from their names, against Transformers with PEFT: as Transformers saves it,
+//! and as its first files are.
 
 #![allow(missing_docs)]
 

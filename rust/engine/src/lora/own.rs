@@ -43,8 +43,8 @@ pub(crate) struct Among {
 }
 
 impl Encoders<OwnAdapter> {
-    /// Those of Phi-4-multimodal, of the kinds that the model takes. In its first files they lie among the weights, as config.json
-    /// says; Transformers has folders of them, and a model whose base holds what they would do has none.
+    /// Those of Phi-4-multimodal, of the kinds that the model takes. In its first files they lie among the weights, as
+    /// config.json says; Transformers has folders of them, and a model whose base holds what they would do has none.
     pub(crate) fn of_phi4(path: &std::path::Path, whole: &HfFields<'_>, kinds: &[MediaKind]) -> Result<Self, EngineError> {
         let is_first = whole.text("model_type")?.as_deref() == Some("phi4mm");
         let mut all = Self::default();

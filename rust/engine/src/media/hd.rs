@@ -19,7 +19,8 @@ impl MediaConfig {
         patches.map(|len| len.div_ceil(self.projector.regroup.sides(len)[0].max(1)))
     }
 
-    /// The grids of an image whose crops have patches that are not seen, the whole image first: each as large as its vectors need.
+    /// The grids of an image whose crops have patches that are not seen, the whole image first: each as large as its vectors
+    /// need.
     pub(super) fn partly_seen(&self, image: &Processed) -> Option<Vec<Grid>> {
         let (seen, tower) = (self.seen_patches(image)?, self.tower()?);
         let whole = tower.patches(image.tiles.first()?);

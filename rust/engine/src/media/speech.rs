@@ -1,5 +1,5 @@
-//! The conformer of Phi-4-multimodal, which hears (arXiv:2503.01743): products of the backend, and between them plain steps on the
-//! host over rows of places in time.
+//! The conformer of Phi-4-multimodal, which hears (arXiv:2503.01743): products of the backend, and between them plain steps on
+//! the host over rows of places in time.
 
 mod stem;
 
@@ -8,7 +8,6 @@ use images::Tile;
 
 use super::{
     conformer::{add, apply, by_rows, dot, over_time, product},
-    tower::MAX_ROWS,
     weights::TowerWeights,
 };
 use crate::EngineError;
@@ -63,9 +62,10 @@ impl SpeechConfig {
 
     /// Bytes of the activations of a part of the longest sound.
     pub(crate) fn activation_bytes(&self) -> u64 {
-        let of_layers = PART.saturating_mul(6 * self.hidden_size + 4 * self.intermediate_size);
+        let widest = self.hidden_size.max(self.intermediate_size);
+        let of_layers = PART.saturating_mul(6 * self.hidden_size + 4 * self.intermediate_size + 4 * widest);
         // Where phases read them there is a copy.
-        let values = self.stem_values().max(of_layers).saturating_add(2 * MAX_ROWS.saturating_mul(self.widest()));
+        let values = self.stem_values().saturating_mul(2).max(of_layers);
         (values as u64).saturating_mul(size_of::<f32>() as u64)
     }
 

@@ -1,5 +1,5 @@
-//! Names of Phi-4-multimodal's checkpoints, of which there are two kinds: as Transformers saves them, and as the hub had them first,
-//! with adapters among the weights.
+//! Names of Phi-4-multimodal's checkpoints, of which there are two kinds: as Transformers saves them, and as the hub had them
+//! first, with adapters among the weights.
 
 /// Parts of names, and what they are called here.
 const PARTS: [(&str, &str); 15] = [

@@ -1,5 +1,5 @@
-//! What comes before the layers: convolutions over frames and mel bins, each of which takes every other place of both. All but the
-//! first are of each channel by itself, with a product behind.
+//! What comes before the layers: convolutions over frames and mel bins, each of which takes every other place of both. All but
+//! the first are of each channel by itself, with a product behind.
 
 use std::ops::Range;
 
