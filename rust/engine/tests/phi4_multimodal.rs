@@ -394,6 +394,12 @@ fn what_the_encoders_are_not_is_refused_by_name() {
     of_the_hub_is("`audio_processor.config.conv2d_extra_padding` is not known", &|it| {
         it["audio_processor"]["config"]["conv2d_extra_padding"] = json!("feat");
     });
+    let folder = of_the_hub(|_| ());
+    let file = folder.path().join("model.safetensors");
+    let other = rename(&file, |it| it.replace("layers.1.mlp.down_proj.lora_A.vision", "layers.1.mlp.down_proj.lora_A.other"));
+    save(&file, &other);
+    let error = load(&folder).err().unwrap();
+    assert!(error.contains("down_proj.lora_A.other.weight` is of no adapter that is known"), "{error}");
     of_the_hub_is("`vision_lora.use_dora` is not known", &|it| it["vision_lora"]["use_dora"] = json!(true));
     of_the_hub_is("`speech_lora` is missing", &|it| drop(it.as_object_mut().unwrap().remove("speech_lora")));
 }

@@ -138,6 +138,14 @@ impl Among {
     }
 
     fn load(&self, mut builder: AdapterBuilder<'_>, weights: &WeightSource) -> Result<Generation, EngineError> {
+        let is_other = |name: &&str| {
+            let is_of =
+                |(_, own): &(MediaKind, &str)| ["A", "B"].iter().any(|it| name.ends_with(&format!(".lora_{it}.{own}.weight")));
+            name.contains(".lora_") && !NAMES.iter().any(is_of)
+        };
+        if let Some(other) = weights.tensor_names().into_iter().find(is_other) {
+            return Err(invalid(format!("tensor `{other}` is of no adapter that is known; known are vision and speech")));
+        }
         let known = builder.sites.hugging_face();
         let [of_a, of_b] = ["A", "B"].map(|factor| self.tensors(weights, factor));
         let modules: Vec<_> = of_a.iter().map(|(module, _)| ModelPlace::plain(module)).collect();
