@@ -20,7 +20,7 @@ from conftest import GOLDEN, generate, runner_of
 from huggingface_hub import _snapshot_download, file_download, hf_api
 
 from mistral_paged import Architecture, ModelDType, ModelNotFoundError, Runner, Which
-from mistral_paged.hub import parse_token_source
+from mistral_paged.hub import parse_token_source, resolve_multimodal
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_secret"
@@ -285,3 +285,13 @@ def test_token_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "secrettoken" not in str(caught.value)
     with pytest.raises(ValueError, match="nowhere"):
         parse_token_source("path:/nowhere")
+
+
+def test_adapters_of_a_model_s_own_come_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi4_multimodal"}))
+    (tmp_path / "model.safetensors").touch()
+    asked = []
+    monkeypatch.setattr("mistral_paged.hub._download", lambda _id, patterns, *_rest: asked.append(patterns) or tmp_path)
+    assert resolve_multimodal("tiny/phi4", "none", None) == str(tmp_path)
+    files = ["adapter_config.json", "adapter_model.safetensors"]
+    assert asked[1:] == [[f"{name}/{file}" for name in ("vision-lora", "speech-lora") for file in files]]

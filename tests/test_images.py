@@ -291,8 +291,8 @@ def test_the_selector_says_what_it_is() -> None:
             Which.MultimodalPlain(model, **options)
     with pytest.raises(NotImplementedError, match="topology"):
         Runner(which=Which.MultimodalPlain(model, topology="x"))
-    with pytest.raises(ArchitectureError, match="Phi4MM is not implemented yet; LLaVA, LLaVANext, Idefics2, Idefics3"):
-        Runner(which=Which.MultimodalPlain(model, MultimodalArchitecture.Phi4MM))
+    with pytest.raises(ArchitectureError, match="MiniCpmO is not implemented yet; LLaVA, LLaVANext, Idefics2, Idefics3"):
+        Runner(which=Which.MultimodalPlain(model, MultimodalArchitecture.MiniCpmO))
     with pytest.raises(ArchitectureError, match=r'Gemma3 is gemma3, and .* has model_type "idefics3"'):
         Runner(which=Which.MultimodalPlain(model, MultimodalArchitecture.Gemma3))
     others = [

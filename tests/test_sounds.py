@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import drawn_phi4
 import mmproj
 import numpy
 import openai
@@ -116,6 +117,21 @@ def test_answers_are_those_of_transformers() -> None:
         assert ids(response) == case["greedy_ids"]
         assert response.usage.prompt_tokens == len(case["input_ids"])
         assert runner.tokenize_text(with_sounds(case)) == case["input_ids"]
+    runner.close()
+
+
+def test_a_model_has_the_adapter_for_what_a_request_holds(tmp_path: Path) -> None:
+    which = Which.MultimodalPlain(str(drawn_phi4.model_of(tmp_path)), MultimodalArchitecture.Phi4MM, dtype=ModelDType.F32)
+    runner = Runner(which=which, pa_ctxt_len=2048, num_threads=2)
+    for case in json.loads((tmp_path / "golden.json").read_text())["cases"]:
+        images = [{"type": "image", "image": drawn_phi4.image(seed, size)} for seed, size in enumerate(case["images"])]
+        sounds = [{"type": "audio", "audio": wav(drawn["name"], drawn["len"])} for drawn in case["sounds"]]
+        content = [*images, *sounds, {"type": "text", "text": "describe the image"}]
+        response = ask([{"role": "user", "content": content}], runner, max_tokens=len(case["greedy_ids"]))
+        assert ids(response) == case["greedy_ids"], (case["images"], case["sounds"])
+        assert response.usage.prompt_tokens == len(case["argmax"])
+    with pytest.raises(ValueError, match="loaded without adapters"):
+        ask(about({"type": "audio", "audio": wav(*SHORT)}), runner, adapter="speech")
     runner.close()
 
 

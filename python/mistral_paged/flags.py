@@ -65,6 +65,7 @@ MULTIMODAL_ARCHITECTURES = {
     "llava_next": MultimodalArchitecture.LLaVANext,
     "mistral3": MultimodalArchitecture.Mistral3,
     "phi3v": MultimodalArchitecture.Phi3V,
+    "phi4mm": MultimodalArchitecture.Phi4MM,
     "qwen2_5vl": MultimodalArchitecture.Qwen2_5VL,
     "qwen2vl": MultimodalArchitecture.Qwen2VL,
     "qwen3_5": MultimodalArchitecture.Qwen3_5,

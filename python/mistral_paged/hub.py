@@ -24,6 +24,7 @@ TEXT_FILES = [
 WEIGHT_FILES = ["model*.safetensors", "model.safetensors.index.json"]
 OLDER_WEIGHT_FILES = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
 ADAPTER_FILES = ["adapter_config.json", "adapter_model.safetensors"]
+OWN_ADAPTERS = ["vision-lora", "speech-lora"]
 EMBEDDING_FILES = [
     "modules.json",
     "sentence_bert_config.json",
@@ -37,8 +38,21 @@ MODEL_SUFFIXES = [".gguf", ".safetensors", ".json", ".bin"]
 
 
 def resolve_multimodal(model_id: str, token_source: str, cache_dir: str | None) -> str:
-    """The folder of a model in Hugging Face layout, with what says how images are processed."""
-    return resolve_plain(model_id, token_source, cache_dir, IMAGE_FILES)
+    """The folder of a model in Hugging Face layout, with what says how images are processed, and adapters of its own."""
+    folder = resolve_plain(model_id, token_source, cache_dir, IMAGE_FILES)
+    if find_local(model_id) is None and _model_type(Path(folder)) == "phi4_multimodal":
+        files = [f"{name}/{file}" for name in OWN_ADAPTERS for file in ADAPTER_FILES]
+        _download(model_id, files, None, parse_token_source(token_source), cache_dir)
+    return folder
+
+
+def _model_type(folder: Path) -> object:
+    """As config.json says; None where it is malformed, of which the engine tells."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return config.get("model_type") if isinstance(config, dict) else None
 
 
 def resolve_plain(model_id: str, token_source: str, cache_dir: str | None, more: Sequence[str] = ()) -> str:

@@ -8,10 +8,11 @@ use serde_json::{Map, Value};
 use crate::{
     RATES, SoundError,
     gemma4::{self, Gemma4},
+    phi4::{self, Phi4},
 };
 
 /// The feature extractors that are implemented.
-const KNOWN: &str = "WhisperFeatureExtractor and Gemma4AudioFeatureExtractor";
+const KNOWN: &str = "WhisperFeatureExtractor, Gemma4AudioFeatureExtractor and Phi4MultimodalFeatureExtractor";
 
 /// What makes features of a sound.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -42,6 +43,8 @@ pub enum Kind {
     },
     /// `Gemma4AudioFeatureExtractor`.
     Gemma4(Gemma4),
+    /// `Phi4MultimodalFeatureExtractor`.
+    Phi4(Phi4),
 }
 
 /// Keys that change nothing here, or follow from others.
@@ -61,19 +64,23 @@ const READ: [&str; 8] =
     ["chunk_length", "dither", "feature_size", "hop_length", "n_fft", "padding_side", "padding_value", "sampling_rate"];
 
 impl Processor {
-    /// From a model's folder: the `feature_extractor` of its `processor_config.json`, or else its `preprocessor_config.json`.
+    /// From a model's folder: the `feature_extractor`, or `audio_processor`, of its `processor_config.json`, or else its
+    /// `preprocessor_config.json`.
     /// `None` where the folder has neither.
     ///
     /// # Errors
     /// For files that cannot be read, and as [`Self::from_json`].
     pub fn from_folder(dir: &Path) -> Result<Option<Self>, SoundError> {
         let whole = read_object(&dir.join("processor_config.json"))?;
-        let Some((what, json)) = whole.filter(|(_, json)| json.get("feature_extractor").is_some_and(Value::is_object)) else {
+        let inner = whole.and_then(|(what, json)| {
+            let of = |key: &str| json.get(key).and_then(Value::as_object).cloned();
+            Some((of("feature_extractor").or_else(|| of("audio_processor"))?, what, json))
+        });
+        let Some((inner, what, json)) = inner else {
             let found = read_object(&dir.join("preprocessor_config.json"))?;
             return found.map(|(what, json)| Self::from_json(&what, &json)).transpose();
         };
-        let Some(inner) = json["feature_extractor"].as_object() else { return Ok(None) };
-        let mut processor = Self::from_json(&what, inner)?;
+        let mut processor = Self::from_json(&what, &inner)?;
         let fields = Fields { what: &what, json: &json };
         let longest = fields.whole("max_audio_len", 0, [1, 1 << 20])?;
         match processor.kind {
@@ -81,10 +88,10 @@ impl Processor {
             Kind::Whisper { chunk_seconds } => {
                 return Err(fields.error(format!("max_audio_len is {longest}, less than a chunk of {chunk_seconds} seconds")));
             }
-            Kind::Gemma4(_) if longest > 0 => {
+            Kind::Gemma4(_) | Kind::Phi4(_) if longest > 0 => {
                 return Err(fields.error(format!("max_audio_len is {longest}, which is not supported; leave it out")));
             }
-            Kind::Gemma4(_) => {}
+            Kind::Gemma4(_) | Kind::Phi4(_) => {}
         }
         Ok(Some(processor))
     }
@@ -108,6 +115,7 @@ impl Processor {
         match json.get("feature_extractor_type").and_then(Value::as_str) {
             Some("WhisperFeatureExtractor") => Self::whisper(&fields),
             Some("Gemma4AudioFeatureExtractor") => gemma4::read(&fields),
+            Some("Phi4MultimodalFeatureExtractor" | "Phi4MMAudioFeatureExtractor") => phi4::read(&fields),
             Some(other) => Err(fields.error(format!("feature_extractor_type {other} is not known; {KNOWN} are"))),
             None => Err(fields.error(format!("feature_extractor_type is missing; {KNOWN} are known"))),
         }
@@ -134,7 +142,7 @@ impl Processor {
     pub(crate) fn chunk_samples(&self) -> usize {
         match self.kind {
             Kind::Whisper { chunk_seconds } => chunk_seconds * self.sampling_rate as usize,
-            Kind::Gemma4(_) => 0,
+            Kind::Gemma4(_) | Kind::Phi4(_) => 0,
         }
     }
 
@@ -148,6 +156,7 @@ impl Processor {
         match &self.kind {
             Kind::Whisper { .. } => self.chunk_frames(),
             Kind::Gemma4(gemma4) => gemma4.max_frames(self.hop_length),
+            Kind::Phi4(phi4) => phi4.max_frames(self.sampling_rate, self.hop_length),
         }
     }
 

@@ -26,6 +26,7 @@ impl Processor {
         match &self.kind {
             Kind::Whisper { .. } => self.lens(num_samples as usize),
             Kind::Gemma4(gemma4) => vec![gemma4.num_frames(num_samples as usize, self.hop_length)],
+            Kind::Phi4(phi4) => vec![phi4.num_frames(num_samples as usize, self.hop_length)],
         }
     }
 
@@ -48,6 +49,9 @@ impl Processor {
         let mut samples = sound.resampled(self.sampling_rate);
         if let Kind::Gemma4(gemma4) = &self.kind {
             return gemma4.process(self, &samples);
+        }
+        if let Kind::Phi4(phi4) = &self.kind {
+            return phi4.process(self, &samples);
         }
         let (num_samples, lens) = (self.chunk_samples(), self.lens(samples.len()));
         samples.resize(samples.len().next_multiple_of(num_samples), 0.0);
@@ -143,14 +147,19 @@ fn mel_filters(processor: &Processor) -> Vec<(usize, Vec<f32>)> {
 pub(crate) fn triangles(processor: &Processor, edges: &[f64], height: fn(f64) -> f64) -> Vec<(usize, Vec<f32>)> {
     let num_frequencies = processor.n_fft / 2 + 1;
     let nyquist = f64::from(processor.sampling_rate / 2);
+    let hertz = |frequency: usize| nyquist * frequency as f64 / (num_frequencies - 1) as f64;
+    triangles_of(&(0..num_frequencies).map(hertz).collect::<Vec<_>>(), edges, height)
+}
+
+/// The same of frequencies that are told as edges are.
+pub(crate) fn triangles_of(frequencies: &[f64], edges: &[f64], height: fn(f64) -> f64) -> Vec<(usize, Vec<f32>)> {
     let filter = |edges: &[f64]| {
         let [low, middle, high] = [edges[0], edges[1], edges[2]];
-        let weight = |frequency: usize| {
-            let hertz = nyquist * frequency as f64 / (num_frequencies - 1) as f64;
-            let triangle = ((hertz - low) / (middle - low)).min((high - hertz) / (high - middle)).max(0.0);
+        let weight = |frequency: &f64| {
+            let triangle = ((frequency - low) / (middle - low)).min((high - frequency) / (high - middle)).max(0.0);
             (triangle * height(high - low)) as f32
         };
-        let weights: Vec<_> = (0..num_frequencies).map(weight).collect();
+        let weights: Vec<_> = frequencies.iter().map(weight).collect();
         let first = weights.iter().position(|weight| *weight > 0.0).unwrap_or(0);
         let end = weights.iter().rposition(|weight| *weight > 0.0).map_or(first, |last| last + 1);
         (first, weights[first..end].to_vec())

@@ -1,13 +1,15 @@
 //! From the bytes of a sound to the values that a sound encoder takes.
 //!
 //! [`decode`] makes samples of a file, [`Processor`] makes log-mel features of samples, as a model's `preprocessor_config.json`
-//! says. These are the features of Whisper (arXiv:2212.04356) and of Gemma 4, as Transformers 5.24 computes them.
+//! says. These are the features of Whisper (arXiv:2212.04356) and of Gemma 4 and Phi-4-multimodal, as Transformers 5.24
+//! computes them.
 #![forbid(unsafe_code)]
 
 mod config;
 mod decode;
 mod features;
 mod gemma4;
+mod phi4;
 mod resample;
 
 use std::{io, path::PathBuf};
@@ -16,6 +18,7 @@ pub use config::{Kind, Processor};
 pub use decode::{Limits, decode};
 pub use features::Features;
 pub use gemma4::Gemma4;
+pub use phi4::Phi4;
 
 /// Samples a second that a sound may have.
 pub const RATES: std::ops::RangeInclusive<u32> = 1000..=192_000;

@@ -108,7 +108,7 @@ pub enum MultimodalArchitecture {
 
 impl MultimodalArchitecture {
     /// Those whose images or sounds are computed.
-    const IMPLEMENTED: [Self; 18] = [
+    const IMPLEMENTED: [Self; 19] = [
         Self::LLaVA,
         Self::LLaVANext,
         Self::Idefics2,
@@ -122,6 +122,7 @@ impl MultimodalArchitecture {
         Self::Gemma3,
         Self::Mistral3,
         Self::Phi3V,
+        Self::Phi4MM,
         Self::Lfm2Vl,
         Self::Llama4,
         Self::Gemma4,
@@ -145,6 +146,7 @@ impl MultimodalArchitecture {
             Self::Gemma3 => &["gemma3"],
             Self::Mistral3 => &["mistral3"],
             Self::Phi3V => &["phi3_v"],
+            Self::Phi4MM => &["phi4mm", "phi4_multimodal"],
             Self::Lfm2Vl => &["lfm2_vl"],
             Self::Llama4 => &["llama4"],
             Self::Gemma4 => &["gemma4"],

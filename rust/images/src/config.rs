@@ -49,6 +49,8 @@ pub enum ProcessorKind {
     Glm4v,
     /// Rows of tiles of the canvas that it fills best, in whose upper left corner it lies: Llama 3.2 Vision.
     Mllama,
+    /// The whole image, then crops that it fills from their upper left corner: Phi-4-multimodal.
+    Phi4Multimodal,
 }
 
 const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
@@ -56,7 +58,7 @@ const CLIP_STD: [f32; 3] = [0.268_629_55, 0.261_302_6, 0.275_777_1];
 
 impl ProcessorKind {
     /// By the names in files, less "Fast".
-    const NAMES: [(&str, Self); 18] = [
+    const NAMES: [(&str, Self); 20] = [
         ("CLIPImageProcessor", Self::Clip),
         ("LlavaImageProcessor", Self::Llava),
         ("SiglipImageProcessor", Self::Siglip),
@@ -75,6 +77,8 @@ impl ProcessorKind {
         ("Cohere2VisionImageProcessor", Self::Cohere2Vision),
         ("Glm4vImageProcessor", Self::Glm4v),
         ("MllamaImageProcessor", Self::Mllama),
+        ("Phi4MultimodalImageProcessor", Self::Phi4Multimodal),
+        ("Phi4MMImageProcessor", Self::Phi4Multimodal),
     ];
 
     /// What holds where a file says nothing.
@@ -87,7 +91,8 @@ impl ProcessorKind {
             | Self::Lfm2Vl
             | Self::Llama4
             | Self::Gemma4
-            | Self::Mllama => ([0.5; 3], [0.5; 3]),
+            | Self::Mllama
+            | Self::Phi4Multimodal => ([0.5; 3], [0.5; 3]),
             Self::Clip
             | Self::Llava
             | Self::LlavaNext
@@ -111,6 +116,7 @@ impl ProcessorKind {
             Self::Pixtral => (Filter::Bicubic, Size::LongestEdge(1024)),
             Self::Phi3V | Self::Llama4 => (Filter::Bilinear, Size::Exact { height: 336, width: 336 }),
             Self::Lfm2Vl => (Filter::Bilinear, Size::Exact { height: 512, width: 512 }),
+            Self::Phi4Multimodal => (Filter::Bicubic, Size::Exact { height: 448, width: 448 }),
             Self::GotOcr2 => (Filter::Bicubic, Size::Exact { height: 384, width: 384 }),
             Self::Cohere2Vision => (Filter::Bicubic, Size::Exact { height: 512, width: 512 }),
         };
@@ -131,6 +137,7 @@ impl ProcessorKind {
             split: matches!(self, Self::Idefics3 | Self::Lfm2Vl | Self::Cohere2Vision),
             tile_size: match self {
                 Self::Phi3V => 336,
+                Self::Phi4Multimodal => 448,
                 Self::Lfm2Vl => 512,
                 _ => 364,
             },
@@ -141,7 +148,7 @@ impl ProcessorKind {
                 _ => 1,
             },
             temporal_patch_size: if matches!(self, Self::Qwen2Vl | Self::Glm4v) { 2 } else { 1 },
-            num_crops: 1,
+            num_crops: if self == Self::Phi4Multimodal { 36 } else { 1 },
             pan_and_scan: None,
             tiling: Tiling::usual(self),
             canvas: Canvas::usual(self),
@@ -197,7 +204,7 @@ pub struct Processor {
     pub grid_pinpoints: Vec<(usize, usize)>,
     /// `do_image_splitting` of Idefics and LFM2-VL, `crop_to_patches` of InternVL and others.
     pub split: bool,
-    /// Edge of a tile: `max_image_size` of Idefics3, `tile_size` of LFM2-VL; of Phi-3-vision 336.
+    /// Edge of a tile: `max_image_size` of Idefics3, `tile_size` of LFM2-VL, `size` of Phi-4-multimodal; of Phi-3-vision 336.
     pub tile_size: usize,
     /// Edge of a patch, in pixels. Of Pixtral: of what becomes one token, so `spatial_merge_size` is in it.
     pub patch_size: usize,
@@ -205,7 +212,7 @@ pub struct Processor {
     pub merge_size: usize,
     /// Frames of a video that become one patch. An image is repeated as often.
     pub temporal_patch_size: usize,
-    /// `num_crops` of Phi-3-vision.
+    /// `num_crops` of Phi-3-vision, `dynamic_hd` of Phi-4-multimodal.
     pub num_crops: usize,
     /// If `do_pan_and_scan`.
     pub pan_and_scan: Option<PanAndScan>,
@@ -478,6 +485,7 @@ impl Processor {
                 value.get("longest_edge").ok_or_else(|| keys.wrong("max_image_size", value, "an object with longest_edge"))?;
             processor.tile_size = keys.whole("max_image_size", edge, MAX_EDGE)?;
         }
+        processor.read_hd(&keys)?;
         Ok(processor)
     }
 
@@ -491,6 +499,7 @@ impl Processor {
                 | ProcessorKind::Mllama
                 | ProcessorKind::GotOcr2
                 | ProcessorKind::Cohere2Vision
+                | ProcessorKind::Phi4Multimodal
         );
         self.size = keys.size(square, self.size, max)?;
         if let (ProcessorKind::Qwen2Vl, Size::Edges { shortest, longest }) = (self.kind, &mut self.size) {
@@ -513,7 +522,8 @@ impl Processor {
                 | ProcessorKind::Llama4
                 | ProcessorKind::Mllama
                 | ProcessorKind::GotOcr2
-                | ProcessorKind::Cohere2Vision,
+                | ProcessorKind::Cohere2Vision
+                | ProcessorKind::Phi4Multimodal,
                 size,
             ) => (matches!(size, Size::Exact { .. }), "height and width"),
             (ProcessorKind::Phi3V | ProcessorKind::Lfm2Vl | ProcessorKind::Gemma4, _) => (true, ""),

@@ -8,6 +8,7 @@ mod config;
 mod decode;
 mod jpeg;
 mod orientation;
+mod phi4;
 mod process;
 mod resize;
 mod sizes;

@@ -53,6 +53,9 @@ impl Processor {
         if self.kind == ProcessorKind::Phi3V {
             return self.phi3_v(image);
         }
+        if self.kind == ProcessorKind::Phi4Multimodal {
+            return self.phi4_multimodal(image);
+        }
         let pieces = match self.kind {
             ProcessorKind::LlavaNext => self.llava_next(image)?,
             ProcessorKind::Idefics2 => self.idefics2(image)?,
@@ -260,7 +263,7 @@ impl Processor {
     }
 
     /// Rescaled and normalised. The product with the factor is of doubles, the rest of floats, as in Transformers.
-    fn tile(&self, image: &RgbImage) -> Tile {
+    pub(crate) fn tile(&self, image: &RgbImage) -> Tile {
         let value = |channel: usize, level: u8| {
             match (self.kind, self.rescale, self.normalize) {
                 (ProcessorKind::Llama4, Some(factor), Some((mean, std))) => {
@@ -324,7 +327,7 @@ fn taps(input: usize, output: usize) -> Vec<Taps> {
 
 impl Tile {
     /// In another size, as PyTorch's `interpolate(mode="bicubic")` makes it.
-    fn interpolated(&self, (height, width): (usize, usize)) -> Self {
+    pub(crate) fn interpolated(&self, (height, width): (usize, usize)) -> Self {
         let (down, across) = (taps(self.height, height), taps(self.width, width));
         let mut pixels = Vec::with_capacity(3 * height * width);
         for plane in self.pixels.chunks_exact(self.height * self.width) {

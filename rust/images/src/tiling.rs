@@ -72,8 +72,25 @@ impl Canvas {
     }
 }
 
+/// `dynamic_hd`, and what is of sounds, about which files of Phi-4-multimodal are as well.
+const OF_PHI4: [&str; 13] = [
+    "dynamic_hd",
+    "audio_compression_rate",
+    "audio_downsample_rate",
+    "audio_feat_stride",
+    "feature_size",
+    "hop_length",
+    "n_fft",
+    "padding_side",
+    "padding_value",
+    "preemphasis",
+    "return_attention_mask",
+    "sampling_rate",
+    "win_length",
+];
+
 /// Keys that are read of one kind alone.
-pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 6] = [
+pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 7] = [
     (
         ProcessorKind::Lfm2Vl,
         &[
@@ -96,6 +113,7 @@ pub(crate) const READ_BY: [(ProcessorKind, &[&str]); 6] = [
     (ProcessorKind::GotOcr2, &["crop_to_patches", "min_patches", "max_patches"]),
     // It takes the fewest tiles that there may be, whatever it says.
     (ProcessorKind::Cohere2Vision, &["crop_to_patches", "min_patches", "max_patches"]),
+    (ProcessorKind::Phi4Multimodal, &OF_PHI4),
 ];
 
 impl Keys<'_> {

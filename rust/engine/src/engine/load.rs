@@ -117,7 +117,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
                 tokenizer_bytes: 0,
                 encoder_cache_bytes: config.media.as_ref().map_or(0, |options| options.cache_bytes(0)),
                 media: None,
-                adapter_bytes: adapter_bytes(config)?,
+                adapter_bytes: adapter_bytes(config, None)?,
                 embedding: embedding.as_ref(),
                 draft: head.as_ref().map(|head| PlannedDraft { config: head, weights: None, isq: config.in_situ_quant }),
             },
@@ -130,7 +130,13 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let draft = draft::open((source, config), files.config(), &text.tokenizer, &*backend)?;
     plan(
-        planned_model(&files, draft.as_ref(), text.tokenizer.estimated_bytes(), config.media.as_ref(), adapter_bytes(config)?),
+        planned_model(
+            &files,
+            draft.as_ref(),
+            text.tokenizer.estimated_bytes(),
+            config.media.as_ref(),
+            adapter_bytes(config, Some(&files))?,
+        ),
         config,
         devices,
     )
@@ -215,9 +221,11 @@ fn longest_span(files: &ModelFiles, config: &EngineConfig) -> usize {
     media.rows_of_tile().clamp(1, config.max_num_batched_tokens)
 }
 
-/// Bytes of the adapters that a model is loaded with.
-fn adapter_bytes(config: &EngineConfig) -> Result<u64, EngineError> {
-    config.adapters.as_ref().map_or(Ok(0), lora::planned_bytes)
+/// Bytes of the adapters that a model is loaded with, and of its own.
+fn adapter_bytes(config: &EngineConfig, files: Option<&ModelFiles>) -> Result<u64, EngineError> {
+    let given = config.adapters.as_ref().map_or(Ok(0), lora::planned_bytes)?;
+    let own = files.and_then(|files| Some(files.own_adapters()?.planned_bytes(files.weights())));
+    Ok(given.saturating_add(own.unwrap_or(Ok(0))?))
 }
 
 /// Bytes that outputs of a model's encoder may take.
@@ -260,12 +268,11 @@ fn check_limits(config: &EngineConfig) -> Result<(), EngineError> {
 
 /// What a backend cannot do is refused by name.
 fn check_backend(config: &EngineConfig, backend: &dyn Backend) -> Result<(), EngineError> {
-    let device = backend.info().device;
-    if config.adapters.is_some() && !backend.takes_adapters() {
-        let text = format!("adapters on {device} are not supported yet: use device=\"cpu\"");
-        return Err(EngineError::NotSupported(text));
-    }
-    Ok(())
+    if config.adapters.is_some() && !backend.takes_adapters() { Err(adapters_refused(backend)) } else { Ok(()) }
+}
+
+fn adapters_refused(backend: &dyn Backend) -> EngineError {
+    EngineError::NotSupported(format!("adapters on {} are not supported yet: use device=\"cpu\"", backend.info().device))
 }
 
 /// With importance as it is measured, where a text says by what.
@@ -290,7 +297,7 @@ pub fn load_with_backend(
     warn_of_senses(&files);
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let draft = draft::open((source, config), files.config(), &text.tokenizer, &**backend)?;
-    let (tokenizer_bytes, adapter_bytes) = (text.tokenizer.estimated_bytes(), adapter_bytes(config)?);
+    let (tokenizer_bytes, adapter_bytes) = (text.tokenizer.estimated_bytes(), adapter_bytes(config, Some(&files))?);
     let planned = |loaded| {
         plan(
             planned_model(&files, draft.as_ref(), tokenizer_bytes, config.media.as_ref(), adapter_bytes),
@@ -300,11 +307,16 @@ pub fn load_with_backend(
     };
     let mut plan = planned(0)?;
     let mut runner = ModelRunner::load(&files, Arc::clone(backend), runner_options(config, &plan), progress)?;
+    if files.own_adapters().is_some() && !backend.takes_adapters() {
+        return Err(adapters_refused(&**backend));
+    }
+    let own_adapters = files.own_adapters().map(|own| own.load(runner.sites(), files.weights())).transpose()?;
     let adapters =
         config.adapters.clone().map(|options| Registry::new(options, Arc::clone(runner.sites()))).transpose()?.map(Arc::new);
     if !backend.memory()?.is_host {
         // Of what is really left.
-        let of_adapters = adapters.as_ref().map_or(0, |adapters| adapters.status().bytes);
+        let of_adapters = adapters.as_ref().map_or(0, |adapters| adapters.status().bytes)
+            + own_adapters.iter().flat_map(Encoders::iter).map(|own| own.adapter.bytes()).sum::<u64>();
         plan = planned(plan.devices[0].weights + runner.activation_bytes() + of_adapters)?;
     }
     plan_workspaces(
@@ -373,6 +385,7 @@ pub fn load_with_backend(
         loaded: RwLock::new(Arc::new(Loaded { plan, description, weight_bytes, _flush: flush })),
         re_isq: Mutex::default(),
         adapters,
+        own_adapters: RwLock::new(own_adapters),
         draft_bytes,
         kv_cache_bytes,
     };

@@ -46,7 +46,7 @@ use crate::{
     completion::CompletionCollector,
     grammar::GrammarCompiler,
     kv_tier::FlushOnDrop,
-    lora::Registry,
+    lora::{Generation, Registry},
     media::{Encoders, MediaConfig},
     tokenizer::Tokenizer,
     tools::Dialect,
@@ -110,6 +110,8 @@ struct Shared {
     re_isq: Mutex<()>,
     /// `None`: the model was loaded without.
     adapters: Option<Arc<Registry>>,
+    /// Of the model's own, by what a request holds.
+    own_adapters: RwLock<Option<Encoders<Arc<Generation>>>>,
     /// Bytes of the draft model's weights.
     draft_bytes: u64,
     kv_cache_bytes: u64,
@@ -131,6 +133,10 @@ impl Shared {
 
     fn set_loaded(&self, loaded: Arc<Loaded>) {
         *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = loaded;
+    }
+
+    fn has_own_adapters(&self) -> bool {
+        self.own_adapters.read().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     fn adapters(&self) -> Result<&Registry, EngineError> {
@@ -212,6 +218,7 @@ impl Engine {
         if let Some(adapters) = &self.shared.adapters {
             adapters.close();
         }
+        *self.shared.own_adapters.write().unwrap_or_else(PoisonError::into_inner) = None;
         let (waiting, done) = mpsc::channel();
         self.shared.inbox.send(Command::Unload(waiting)).map_err(|_| ended())?;
         // Of two at once, the thread may hear only one.

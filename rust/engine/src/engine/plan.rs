@@ -409,7 +409,7 @@ fn beside_kv(
         [config.max_num_seqs, num_snapshots].map(|slots| model.config.state_bytes().saturating_mul(slots as u64));
     let mut bytes = vec![DeviceBytes { states, state_snapshots, activations, ..DeviceBytes::default() }; devices.len()];
     bytes[0].encoder_cache = model.encoder_cache_bytes;
-    if config.adapters.is_some() {
+    if config.adapters.is_some() || model.adapter_bytes > 0 {
         bytes[0].adapters = model.adapter_bytes + adapter_workspace_bytes(model.config, config);
     }
     let counter = count(model, config, devices, layers)?;

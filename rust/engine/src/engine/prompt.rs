@@ -33,7 +33,8 @@ pub fn media_of(shared: &Shared, messages: &[Message]) -> Result<Vec<Vec<Arc<Pro
         let message = format!("the sounds take {num_rows} tokens, and the model's context has {max_len}: make them shorter");
         return Err(EngineError::PromptTooLong { prompt_tokens: num_rows, max_tokens: max_len, message });
     }
-    media.into_iter().map(|media| PromptItem::all(configs, media)).collect()
+    let has_images = media.iter().any(|media| media.kind() == MediaKind::Image);
+    media.into_iter().map(|media| PromptItem::all(configs, media, has_images)).collect()
 }
 
 /// Token ids of a conversation, and its text as the chat template renders it, with the places of its images and sounds.
@@ -55,7 +56,12 @@ pub fn render_chat(
             // Templates that know texts alone leave them out, or fail.
             let text = match rendered {
                 Ok(text) if places(shared, configs, &text).iter().map(|place| place.kind).eq(kinds(media)) => text,
-                _ => marked_places(shared, configs, &render(template, &with_marks(messages), options)?, media),
+                _ => marked_places(
+                    shared,
+                    configs,
+                    &render(template, &with_marks(messages, configs.behind_image()), options)?,
+                    media,
+                ),
             };
             expand(shared, configs, &text, media)?
         }
@@ -68,12 +74,12 @@ pub fn render_chat(
     Ok((shared.tokenizer.encode(&text, false)?, text))
 }
 
-/// The same messages as texts, with a mark in place of each image or sound, and a line break behind an image.
-fn with_marks(messages: &[Message]) -> Vec<Message> {
+/// The same messages as texts, with a mark in place of each image or sound, and this behind an image.
+fn with_marks(messages: &[Message], behind_image: &str) -> Vec<Message> {
     let text = |part: &serde_json::Value| match part["text"].as_str() {
         Some(text) => text.to_owned(),
         None if part["type"] == MediaKind::Sound.part_type() => MEDIA_MARK.into(),
-        None => format!("{MEDIA_MARK}\n"),
+        None => format!("{MEDIA_MARK}{behind_image}"),
     };
     let flat = |message: &Message| match &message.content {
         MessageContent::Parts(parts) if !message.media.is_empty() => {

@@ -32,7 +32,7 @@ impl Engine {
         };
         let backend = shared.backend.upgrade().ok_or_else(ended)?;
         let refused = |text: String| Err(EngineError::NotSupported(text));
-        if shared.adapters.is_some() {
+        if shared.adapters.is_some() || shared.has_own_adapters() {
             return refused("quantizing anew with adapters is not supported: load the model with in_situ_quant (--isq)".into());
         }
         if !backend.memory()?.is_host {

@@ -4,7 +4,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     num::NonZeroU32,
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -21,7 +21,7 @@ use super::{
     thread::Command,
 };
 use crate::{
-    AdapterChoice, CallChoice, EngineError, EventSink, GenerationRequest, IncrementalDecoder, KeptPrompt, MAX_CHOICES,
+    AdapterChoice, CallChoice, EngineError, EventSink, GenerationRequest, IncrementalDecoder, KeptPrompt, MAX_CHOICES, MediaKind,
     OutputKind, Prompt, SamplingParams, ServiceParams,
     event_sink::Outbox,
     grammar::Compiled,
@@ -58,8 +58,8 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
     let adapter = find_adapter(shared, &request)?;
     let (prompt, source) = go_on_from(shared, request.prompt, &request.service)?;
     let media = if let Prompt::Chat { messages, .. } = &prompt { media_of(shared, messages)? } else { Vec::new() };
-    let goes_on_from_media = source.as_ref().is_some_and(Sequence::has_media);
-    let (mut prompt_token_ids, text) = tokenize(shared, &prompt, (&media, goes_on_from_media))?;
+    let adapter = own_adapter(shared, (request.adapter.as_ref(), adapter), &media, source.as_ref())?;
+    let (mut prompt_token_ids, text) = tokenize(shared, &prompt, (&media, source.as_ref().is_some_and(Sequence::has_media)))?;
     let num_given = prompt_token_ids.len();
     let reading = reading(shared, &prompt, &prompt_token_ids)?;
     let grammar = compile_grammar(shared, &request.sampling, &prompt, reading.as_ref())?;
@@ -459,6 +459,31 @@ fn find_adapter(shared: &Shared, request: &GenerationRequest) -> Result<Option<A
         return Err(EngineError::InvalidArgument("a sequence has the adapter it began with: leave it out".into()));
     }
     if *choice == AdapterChoice::Base { Ok(None) } else { shared.adapters()?.find(choice).map(Some) }
+}
+
+/// The same, or of a model with adapters of its own the one for images, else for sounds, that a prompt holds.
+fn own_adapter(
+    shared: &Shared,
+    (asked, found): (Option<&AdapterChoice>, Option<Arc<Generation>>),
+    media: &[Vec<Arc<PromptItem>>],
+    source: Option<&Sequence>,
+) -> Result<Option<Arc<Generation>>, EngineError> {
+    let own = shared.own_adapters.read().unwrap_or_else(PoisonError::into_inner);
+    let Some(own) = &*own else { return Ok(found) };
+    if asked.is_some() {
+        let text = "this model has adapters of its own, which go by the images and sounds of a request: leave out adapter";
+        return Err(EngineError::InvalidArgument(text.into()));
+    }
+    let holds = |kind| media.iter().flatten().any(|item| item.kind == kind);
+    let chosen = MediaKind::ALL.into_iter().find(|kind| holds(*kind)).and_then(|kind| own.get(kind).cloned());
+    let Some(source) = source else { return Ok(chosen) };
+    let before = source.origin.adapter.clone();
+    if !media.is_empty() && before.as_ref().map(|before| &before.id) != chosen.as_ref().map(|chosen| &chosen.id) {
+        let text = "a sequence keeps the adapter that it began with, and what comes behind it asks for another of the model's own: send \
+                    the whole conversation instead";
+        return Err(EngineError::InvalidArgument(text.into()));
+    }
+    Ok(before)
 }
 
 /// How a request is served, in the scheduler's terms.

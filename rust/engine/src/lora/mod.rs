@@ -7,6 +7,7 @@
 
 mod builder;
 mod gguf;
+mod own;
 mod peft;
 mod registry;
 mod sites;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use crate::EngineError;
 
 pub(crate) use builder::AdapterBuilder;
+pub(crate) use own::OwnAdapter;
 pub use registry::{AdapterInfo, AdapterStatus, AdapterTraffic, LoadAdapter};
 pub(crate) use registry::{Generation, Registry};
 pub(crate) use sites::{Recorder, Sites};

@@ -306,7 +306,7 @@ fn named(source: &Path, why: EngineError) -> EngineError {
 }
 
 /// Reads an adapter's files.
-fn read(builder: AdapterBuilder<'_>, source: &Path, max_bytes: u64) -> Result<Generation, EngineError> {
+pub(super) fn read(builder: AdapterBuilder<'_>, source: &Path, max_bytes: u64) -> Result<Generation, EngineError> {
     let mut hasher = blake3::Hasher::new();
     let built = if peft::is_in(source) {
         let files = peft::Files::read(source, max_bytes)?;
@@ -320,6 +320,11 @@ fn read(builder: AdapterBuilder<'_>, source: &Path, max_bytes: u64) -> Result<Ge
     } else {
         return Err(no_adapter());
     };
+    generation(built, &hasher)
+}
+
+/// What was put together of files that were hashed.
+pub(super) fn generation(built: AdapterBuilder<'_>, hasher: &blake3::Hasher) -> Result<Generation, EngineError> {
     let (adapter, rank) = built.finish()?;
     let bytes = adapter.bytes();
     let id = hasher.finalize().to_hex().to_string();

@@ -10,9 +10,11 @@ mod lfm2;
 mod llama4;
 mod mllama;
 mod phi3;
+mod phi4;
 mod qwen;
 mod whisper;
 
+pub(super) use phi4::PHI4;
 pub(super) use whisper::{QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE, VOXTRAL};
 
 use std::path::Path;
@@ -53,7 +55,7 @@ const AUDIO: &str = "audio_config";
 pub(super) const ABOUT_IMAGES: &str = "max_edge (--max-edge) is about images, and this model takes sounds: leave it out";
 
 /// Every family whose images or sounds are computed.
-const FAMILIES: [Family; 24] = [
+const FAMILIES: [Family; 26] = [
     Family { model_types: &["llava"], key: VISION, is_one: false, read: llava },
     Family { model_types: &["llava_next"], key: VISION, is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], key: VISION, is_one: false, read: idefics2 },
@@ -74,6 +76,8 @@ const FAMILIES: [Family; 24] = [
     Family { model_types: &["llama4"], key: VISION, is_one: false, read: llama4::llama4 },
     Family { model_types: &["mllama"], key: VISION, is_one: false, read: mllama::mllama },
     Family { model_types: &["phi3_v"], key: VISION, is_one: true, read: phi3::phi3_v },
+    Family { model_types: &[phi4::PHI4, phi4::PHI4_REMOTE], key: VISION, is_one: true, read: phi4::images },
+    Family { model_types: &[phi4::PHI4, phi4::PHI4_REMOTE], key: AUDIO, is_one: true, read: phi4::sounds },
     Family { model_types: &["voxtral"], key: AUDIO, is_one: false, read: whisper::voxtral },
     Family { model_types: &["qwen2_audio"], key: AUDIO, is_one: false, read: whisper::qwen2_audio },
     Family { model_types: &["glmasr"], key: AUDIO, is_one: false, read: whisper::glmasr },
@@ -140,7 +144,7 @@ impl Encoders<MediaConfig> {
             }
         };
         // One that has only one kind must say what it is like.
-        let is_given = |family: &&&Family| families.len() == 1 || whole.value(family.key).is_some();
+        let is_given = |family: &&&Family| families.len() == 1 || family.is_one || whole.value(family.key).is_some();
         let given: Vec<_> = families.iter().filter(is_given).collect();
         let Some(first) = given.first() else { return Err(whole.error(families[0].key, "is missing")) };
         if first.key == AUDIO && max_edge.is_some() {
@@ -338,6 +342,7 @@ impl Reader<'_, '_> {
             has_own_file: false,
             processor: self.processor.clone(),
             silence: Silence::Heard,
+            beside_images: None,
         }
     }
 

@@ -2,6 +2,8 @@
 
 use device::{Activation, NormKind};
 
+use super::speech::SpeechConfig;
+
 /// An encoder of images or of sounds, and how its outputs come into a prompt. A chunk of a sound is to it a tile of one row,
 /// whose patches are frames.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +39,8 @@ pub struct MediaConfig {
     pub processor: MediaProcessor,
     /// What becomes of what fills up the last chunk of a sound.
     pub silence: Silence,
+    /// What takes the place of a sound's projector in a prompt that has images as well.
+    pub beside_images: Option<ProjectorConfig>,
 }
 
 /// What becomes of the silence that fills up the last chunk of a sound.
@@ -57,11 +61,19 @@ pub enum Body {
     Tower(Box<TowerConfig>),
     /// A conformer, which hears.
     Conformer(ConformerConfig),
+    /// That of Phi-4-multimodal.
+    Speech(SpeechConfig),
 }
 
 impl From<TowerConfig> for Body {
     fn from(tower: TowerConfig) -> Self {
         Self::Tower(Box::new(tower))
+    }
+}
+
+impl From<SpeechConfig> for Body {
+    fn from(speech: SpeechConfig) -> Self {
+        Self::Speech(speech)
     }
 }
 

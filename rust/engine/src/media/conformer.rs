@@ -16,6 +16,7 @@ use super::{
 };
 use crate::EngineError;
 use attention::Attention;
+pub(super) use attention::dot;
 use stem::Stem;
 
 /// Columns of a feed-forward network, by those of the residual stream.
@@ -265,7 +266,7 @@ fn bound(values: &mut [f32], bounds: Option<[f32; 2]>) {
 }
 
 /// Does something with each row of so many columns, on the backend's threads of the host.
-fn by_rows(backend: &dyn Backend, rows: &mut [f32], columns: usize, body: impl Fn(usize, &mut [f32]) + Sync) {
+pub(super) fn by_rows(backend: &dyn Backend, rows: &mut [f32], columns: usize, body: impl Fn(usize, &mut [f32]) + Sync) {
     let rows: Vec<_> = rows.chunks_exact_mut(columns).map(Mutex::new).collect();
     backend.for_each(rows.len(), &|number| {
         // Each is taken once, so nobody waits, and a panic elsewhere has left it whole.
@@ -274,7 +275,7 @@ fn by_rows(backend: &dyn Backend, rows: &mut [f32], columns: usize, body: impl F
 }
 
 /// The product of rows by a matrix, as many at once as buffers are made for.
-fn product(backend: &dyn Backend, linear: &Linear, rows: &[f32]) -> Result<Vec<f32>, EngineError> {
+pub(super) fn product(backend: &dyn Backend, linear: &Linear, rows: &[f32]) -> Result<Vec<f32>, EngineError> {
     let mut values = Vec::with_capacity(rows.len() / linear.in_features * linear.out_features);
     for rows in rows.chunks(MAX_ROWS * linear.in_features) {
         let x = stored(backend, rows, linear.in_features)?;
@@ -286,17 +287,17 @@ fn product(backend: &dyn Backend, linear: &Linear, rows: &[f32]) -> Result<Vec<f
     Ok(values)
 }
 
-fn apply(norm: &Norm, rows: &mut [f32]) {
+pub(super) fn apply(norm: &Norm, rows: &mut [f32]) {
     rows.chunks_exact_mut(norm.weight.len()).for_each(|row| norm.apply(row));
 }
 
-fn add(states: &mut [f32], x: &[f32], scale: f32) {
+pub(super) fn add(states: &mut [f32], x: &[f32], scale: f32) {
     states.iter_mut().zip(x).for_each(|(state, x)| *state += x * scale);
 }
 
 /// A convolution over rows of `columns` values, each column by its own kernel of its own row and those before; before the first
 /// are zeros.
-fn over_time(rows: &[f32], kernel: &[f32], columns: usize) -> Vec<f32> {
+pub(super) fn over_time(rows: &[f32], kernel: &[f32], columns: usize) -> Vec<f32> {
     let size = kernel.len() / columns;
     let mut out = vec![0.0; rows.len()];
     for (place, out) in out.chunks_exact_mut(columns).enumerate() {

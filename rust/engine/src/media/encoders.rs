@@ -2,7 +2,7 @@
 
 use super::{
     MediaConfig,
-    arch::{QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE, VOXTRAL},
+    arch::{PHI4, QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE, VOXTRAL},
 };
 use crate::MediaKind;
 
@@ -83,6 +83,16 @@ impl Encoders<MediaConfig> {
     /// Whether they are those of a Voxtral's GGUF files, which may have no template.
     pub(crate) fn are_voxtral_s(&self) -> bool {
         self.get(MediaKind::Sound).is_some_and(|config| config.architecture == VOXTRAL && config.has_own_file)
+    }
+
+    /// What stands behind an image in a prompt whose template knows texts alone.
+    pub(crate) fn behind_image(&self) -> &'static str {
+        if self.is_phi4() { "" } else { "\n" }
+    }
+
+    /// Whether they are of Phi-4-multimodal, whose adapters are chosen by what a request holds.
+    pub(crate) fn is_phi4(&self) -> bool {
+        self.iter().any(|config| config.architecture == PHI4)
     }
 
     /// The one whose rows see each other in the decoder, if there is one.

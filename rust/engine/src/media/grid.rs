@@ -18,6 +18,8 @@ pub(crate) struct Grid {
     pub(crate) places: Vec<(usize, usize)>,
     /// Patches of each window.
     pub(crate) windows: Vec<usize>,
+    /// Rows and columns that others see. Those of its other patches come behind them, and see what these see.
+    pub(crate) seen: [usize; 2],
 }
 
 impl Grid {
@@ -32,7 +34,19 @@ impl Grid {
                 lens.push((bottom - top) * (right - left));
             }
         }
-        Self { height, width, places, windows: lens }
+        Self { height, width, places, windows: lens, seen: [height, width] }
+    }
+
+    /// Of so many rows and columns, of which others see so many.
+    pub(crate) fn partly_seen([height, width]: [usize; 2], seen: [usize; 2]) -> Self {
+        let mut grid = Self::new([height, width], None);
+        grid.places.sort_by_key(|(y, x)| *y >= seen[0] || *x >= seen[1]);
+        Self { seen, ..grid }
+    }
+
+    /// Number of patches that others see.
+    pub(crate) fn num_seen(&self) -> usize {
+        self.seen[0] * self.seen[1]
     }
 
     /// Number of patches.
@@ -65,7 +79,9 @@ pub(crate) fn learned(positions: &Positions, grid: &Grid, (y, x): (usize, usize)
     match *positions {
         Positions::Line { .. } => vec![(x, 1.0)],
         Positions::Learned { side } | Positions::Turned { side, .. } => vec![(y * side + x, 1.0)],
-        Positions::Fractions { side } => vec![(bucket(y, grid.height, side) * side + bucket(x, grid.width, side), 1.0)],
+        // As the models were trained, what is not seen lies nowhere else.
+        Positions::Fractions { .. } if y >= grid.seen[0] || x >= grid.seen[1] => vec![(0, 1.0)],
+        Positions::Fractions { side } => vec![(bucket(y, grid.seen[0], side) * side + bucket(x, grid.seen[1], side), 1.0)],
         Positions::Interpolated { side, .. } => {
             let [(top, bottom, dy), (left, right, dx)] = [between(y, grid.height, side), between(x, grid.width, side)];
             let corner = |y: usize, x: usize, weight: f32| (y * side + x, weight);
@@ -194,6 +210,15 @@ mod tests {
         let rows = grid.row_of_place();
         assert!((0..60).all(|place| grid.places[rows[place]] == (place / 10, place % 10)));
         assert_eq!(Grid::new([6, 10], None).windows, [60]);
+    }
+
+    #[test]
+    fn what_is_not_seen_comes_last() {
+        let grid = Grid::partly_seen([2, 4], [1, 3]);
+        assert_eq!((grid.num_seen(), grid.len()), (3, 8));
+        assert_eq!(grid.places, [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]);
+        let at = |y, x| learned(&Positions::Fractions { side: 6 }, &grid, (y, x))[0].0;
+        assert_eq!([at(0, 0), at(0, 1), at(0, 2), at(0, 3), at(1, 1)], [0, 2, 4, 0, 0]);
     }
 
     #[test]

@@ -46,14 +46,20 @@ impl ItemLayout {
         let of_tiles: Vec<_> = image.tiles.iter().map(rows).collect();
         let per_tile = of_tiles[0];
         let tiles = [image.grid.0, image.grid.1];
-        let unpadded = unpadded([tiles[0] * of_tile[0], tiles[1] * of_tile[1]], image.original);
+        let whole = [tiles[0] * of_tile[0], tiles[1] * of_tile[1]];
+        let unpadded = match config.arrangement {
+            Arrangement::Separated { .. } => {
+                config.seen_patches(image).map_or(whole, |seen| config.lines_of(seen)).map(|len| 0..len)
+            }
+            _ => unpadded(whole, image.original),
+        };
         let num_rows = match config.arrangement {
             Arrangement::Tiles => of_tiles.iter().sum(),
             Arrangement::Unpadded if image.tiles.len() == 1 => per_tile + 1,
             Arrangement::Unpadded => per_tile + unpadded[0].len() * (unpadded[1].len() + 1),
             Arrangement::Separated { .. } => {
-                let lines = |[rows, columns]: [usize; 2]| rows * of_tile[0] * (columns * of_tile[1] + 1);
-                lines([1, 1]) + 1 + lines(tiles)
+                let lines = |[rows, columns]: [usize; 2]| rows * (columns + 1);
+                lines(of_tile) + 1 + lines([unpadded[0].len(), unpadded[1].len()])
             }
         };
         let (num_rows, num_vectors) = if config.is_crossed {
@@ -73,27 +79,36 @@ impl ItemLayout {
             Arrangement::Unpadded if tiles.len() == 1 => [&tiles[0], separators].concat(),
             Arrangement::Unpadded => {
                 let mut rows = tiles[0].clone();
-                rows.extend(self.lines(&tiles[1..], self.tiles[1], self.unpadded.clone(), separators));
+                rows.extend(self.lines(&tiles[1..], (self.tiles[1], width), self.unpadded.clone(), separators));
                 rows
             }
             Arrangement::Separated { whole_last } => {
                 let (newline, between) = separators.split_at(separators.len() / 2);
-                let whole = self.lines(&tiles[..1], 1, [0..height, 0..width], newline);
-                let all = [0..self.tiles[0] * height, 0..self.tiles[1] * width];
-                let cut = self.lines(&tiles[1..], self.tiles[1], all, newline);
+                let whole = self.lines(&tiles[..1], (1, width), [0..height, 0..width], newline);
+                // Of the last column of tiles there may be a part.
+                let last = self.unpadded[1].end - (self.tiles[1] - 1) * width;
+                let cut = self.lines(&tiles[1..], (self.tiles[1], last), self.unpadded.clone(), newline);
                 if whole_last { [&cut, between, &whole].concat() } else { [&whole, between, &cut].concat() }
             }
         }
     }
 
-    /// Vectors of tiles that lie side by side in so many columns, line by line, each with `newline` behind it.
-    fn lines(&self, tiles: &[Vec<f32>], columns: usize, [ys, xs]: [std::ops::Range<usize>; 2], newline: &[f32]) -> Vec<f32> {
+    /// Vectors of tiles that lie side by side in so many columns, of which the last is so wide, line by line, each with `newline`
+    /// behind it.
+    fn lines(
+        &self,
+        tiles: &[Vec<f32>],
+        (columns, last): (usize, usize),
+        [ys, xs]: [std::ops::Range<usize>; 2],
+        newline: &[f32],
+    ) -> Vec<f32> {
         let ([height, width], cols) = (self.of_tile, newline.len());
         let mut rows = Vec::new();
         for y in ys {
             for x in xs.clone() {
-                let tile = &tiles[y / height * columns + x / width];
-                let row = y % height * width + x % width;
+                let column = x / width;
+                let (tile, across) = (&tiles[y / height * columns + column], if column + 1 == columns { last } else { width });
+                let row = y % height * across + x % width;
                 rows.extend_from_slice(&tile[row * cols..(row + 1) * cols]);
             }
             rows.extend_from_slice(newline);

@@ -16,11 +16,13 @@ mod conformer;
 mod encoders;
 mod frames;
 mod grid;
+mod hd;
 mod layout;
 pub(crate) mod mmproj;
 mod projector;
 pub(crate) mod prompt;
 mod resampler;
+mod speech;
 mod tiled;
 mod tower;
 mod tower_layer;
@@ -48,6 +50,7 @@ use conformer::Conformer;
 use grid::Grid;
 use projector::Projector;
 use resampler::Resampler;
+use speech::Speech;
 use tower::Tower;
 
 /// How a model sees and hears.
@@ -91,20 +94,24 @@ pub(crate) struct PromptItem {
     pub(crate) key: EncoderKey,
     /// Images whose vectors come before its own, where a row that sees it sees these too.
     pub(crate) before: Vec<Arc<Self>>,
+    /// A sound of a prompt that has images as well, where that makes other vectors of it.
+    pub(crate) is_beside_images: bool,
 }
 
 impl PromptItem {
-    /// What an image or a sound is encoded as: the one as a whole, the other chunk by chunk.
+    /// What an image or a sound is encoded as: the one as a whole, the other chunk by chunk. `has_images`: the prompt does.
     ///
     /// # Errors
     /// [`EngineError::InvalidArgument`] for one that the processor refuses, with why, or that no encoder takes.
-    pub(crate) fn all(configs: &Encoders<MediaConfig>, media: &Media) -> Result<Vec<Arc<Self>>, EngineError> {
+    pub(crate) fn all(configs: &Encoders<MediaConfig>, media: &Media, has_images: bool) -> Result<Vec<Arc<Self>>, EngineError> {
         let config = configs.get(media.kind());
         match (media, config.map(|config| (config, &config.processor))) {
             (Media::Image(image), Some((config, MediaProcessor::Images(processor)))) => {
                 Ok(vec![Self::image(config, processor, image)?])
             }
-            (Media::Sound(sound), Some((config, MediaProcessor::Sounds(processor)))) => Self::chunks(config, processor, sound),
+            (Media::Sound(sound), Some((config, MediaProcessor::Sounds(processor)))) => {
+                Self::chunks((config, has_images && config.beside_images.is_some()), processor, sound)
+            }
             (given, _) => {
                 let (taken, given) = (configs.takes(), given.kind().plural());
                 Err(EngineError::InvalidArgument(format!(
@@ -126,7 +133,11 @@ impl PromptItem {
     }
 
     /// The chunks of a sound. Equal ones have equal keys, in whatever sound they are.
-    fn chunks(config: &MediaConfig, processor: &audio::Processor, sound: &Sound) -> Result<Vec<Arc<Self>>, EngineError> {
+    fn chunks(
+        (config, is_beside_images): (&MediaConfig, bool),
+        processor: &audio::Processor,
+        sound: &Sound,
+    ) -> Result<Vec<Arc<Self>>, EngineError> {
         let features = processor.process(sound).map_err(|why| EngineError::InvalidArgument(format!("a sound: {why}")))?;
         let identity = processor.identity();
         let item = |(values, len): (Vec<f32>, usize)| {
@@ -135,14 +146,15 @@ impl PromptItem {
             let bytes: Vec<u8> = processed.tiles[0].pixels.iter().flat_map(|value| value.to_le_bytes()).collect();
             let item = EncoderItem {
                 dimensions: &[features.num_frames, features.num_mel_bins, len, layout.num_rows],
-                mode: "log-mel",
+                mode: if is_beside_images { "log-mel beside images" } else { "log-mel" },
                 processor: &identity,
                 tower: &[],
                 adapter: &[],
                 content: EncoderContent::Samples(&bytes),
             };
             let key = item.key(&KEY);
-            Arc::new(Self { kind: MediaKind::Sound, token_id: config.token_id, layout, processed, key, before: Vec::new() })
+            let (kind, token_id, before) = (MediaKind::Sound, config.token_id, Vec::new());
+            Arc::new(Self { kind, token_id, processed, layout, key, before, is_beside_images })
         };
         let items = features.chunks.into_iter().zip(features.lens).map(item);
         // What is left over of a sound may be too short for a vector.
@@ -173,7 +185,7 @@ impl PromptItem {
             content: EncoderContent::Samples(image.pixels()),
         };
         let (kind, token_id, key) = (MediaKind::Image, config.token_id, item.key(&KEY));
-        Ok(Arc::new(Self { kind, token_id, processed, layout, key, before: Vec::new() }))
+        Ok(Arc::new(Self { kind, token_id, processed, layout, key, before: Vec::new(), is_beside_images: false }))
     }
 
     /// Images that are seen together, as one item: the last, behind the others.
@@ -192,6 +204,7 @@ impl PromptItem {
             layout: last.layout.clone(),
             key: item.key(&KEY),
             before: before.to_vec(),
+            is_beside_images: last.is_beside_images,
         }))
     }
 
@@ -222,6 +235,7 @@ enum Connector {
 enum LoadedBody {
     Tower(Box<Tower>),
     Conformer(Box<Conformer>),
+    Speech(Box<Speech>),
 }
 
 /// An encoder that was loaded.
@@ -229,6 +243,7 @@ pub(crate) struct MediaEncoder {
     config: MediaConfig,
     body: LoadedBody,
     connector: Connector,
+    beside_images: Option<Projector>,
     deep: Vec<Projector>,
     /// Vectors of its own that stand between those of an image, one behind the other.
     separators: Vec<f32>,
@@ -242,12 +257,17 @@ impl MediaEncoder {
             Some(resampler) => Connector::Resampler(Resampler::new(weights, places, resampler, precision)?),
             None => Connector::Projector(Projector::new(weights, places, &config.projector, config.body.width())?),
         };
+        let beside_images = config.beside_images.as_ref();
+        let beside_images =
+            beside_images.map(|projector| Projector::new(weights, places, projector, config.body.width())).transpose()?;
         let places = config.places.tower;
         let body = match &config.body {
             Body::Tower(tower) => LoadedBody::Tower(Box::new(Tower::new(weights, places, tower, precision)?)),
             Body::Conformer(conformer) => LoadedBody::Conformer(Box::new(Conformer::new(weights, places, conformer)?)),
+            Body::Speech(speech) => LoadedBody::Speech(Box::new(Speech::new(weights, places, speech)?)),
         };
-        let encoder = Self { body, connector, deep: deep_projectors(weights, config)?, separators, config: config.clone() };
+        let deep = deep_projectors(weights, config)?;
+        let encoder = Self { body, connector, beside_images, deep, separators, config: config.clone() };
         if config.has_own_file {
             mmproj::check_rest(weights, config)?;
         }
@@ -285,7 +305,7 @@ impl MediaEncoder {
             return Ok(vectors);
         }
         let tiles = &item.processed.tiles;
-        let grids: Vec<_> = tiles.iter().map(|tile| self.config.grid(&item.processed, tile)).collect();
+        let grids = self.config.grids(&item.processed);
         let taken: Vec<_> = self.config.deep.iter().map(|deep| deep.layer).collect();
         let mut states = match &mut self.body {
             LoadedBody::Tower(tower) => {
@@ -295,6 +315,9 @@ impl MediaEncoder {
             LoadedBody::Conformer(conformer) => {
                 tiles.iter().map(|tile| Ok(vec![conformer.run(backend, tile)?])).collect::<Result<Vec<_>, EngineError>>()?
             }
+            LoadedBody::Speech(speech) => {
+                tiles.iter().map(|tile| Ok(vec![speech.run(backend, tile)?])).collect::<Result<Vec<_>, EngineError>>()?
+            }
         };
         let separators = self.separators(backend)?;
         let mut vectors = Vec::new();
@@ -302,7 +325,11 @@ impl MediaEncoder {
         for (states, grid) in states.iter_mut().zip(&grids) {
             let last = &mut states[taken.len()];
             outputs.push(match &self.connector {
-                Connector::Projector(projector) => self.config.kept(projector.run(backend, last, grid)?, &item.layout),
+                Connector::Projector(projector) => {
+                    let beside = self.beside_images.as_ref().filter(|_| item.is_beside_images);
+                    let projector = beside.unwrap_or(projector);
+                    self.config.kept(projector.run(backend, last, grid)?, &item.layout)
+                }
                 Connector::Resampler(resampler) => resampler.run(backend, last)?,
             });
         }
@@ -349,6 +376,7 @@ impl Body {
         match self {
             Self::Tower(tower) => tower.output_size(),
             Self::Conformer(conformer) => conformer.out_features,
+            Self::Speech(speech) => speech.hidden_size,
         }
     }
 
@@ -357,6 +385,7 @@ impl Body {
         match self {
             Self::Tower(tower) => tower.patches(tile),
             Self::Conformer(_) => [tile.height, ConformerConfig::num_places(tile.width)],
+            Self::Speech(speech) => [tile.height, speech.num_places(tile.width)],
         }
     }
 }
@@ -372,10 +401,14 @@ impl MediaConfig {
         }
     }
 
-    /// The grid of what layers see of a tile.
-    fn grid(&self, item: &Processed, tile: &Tile) -> Grid {
-        let patches = if self.silence == Silence::Unseen { self.vectored(item, tile) } else { self.body.patches(tile) };
-        Grid::new(patches, self.tower().and_then(|tower| tower.windows.as_ref()))
+    /// The grids of what layers see of the tiles.
+    fn grids(&self, item: &Processed) -> Vec<Grid> {
+        if let Some(grids) = self.partly_seen(item) {
+            return grids;
+        }
+        let windows = self.tower().and_then(|tower| tower.windows.as_ref());
+        let patches = |tile| if self.silence == Silence::Unseen { self.vectored(item, tile) } else { self.body.patches(tile) };
+        item.tiles.iter().map(|tile| Grid::new(patches(tile), windows)).collect()
     }
 
     /// The first of a chunk's vectors: as many as it has in a prompt.
@@ -461,6 +494,7 @@ impl MediaConfig {
         match &self.body {
             Body::Tower(tower) => tower.activation_bytes(self.max_rows()) + tower.taken_bytes(columns),
             Body::Conformer(conformer) => conformer.activation_bytes(),
+            Body::Speech(speech) => speech.activation_bytes(),
         }
     }
 
@@ -479,6 +513,7 @@ impl MediaConfig {
         let (widest, inner) = match &self.body {
             Body::Tower(tower) => (tower.hidden_size.max(tower.frame_columns()), tower.intermediate_size),
             Body::Conformer(conformer) => (conformer.widest(), 0),
+            Body::Speech(speech) => (speech.widest(), 0),
         };
         WorkspaceShape {
             num_tokens: shape.num_tokens.max(self.max_rows()),

@@ -218,6 +218,7 @@ mod tests {
             layout: ItemLayout::looked_at(num_vectors),
             key: item.key(&[0; 32]),
             before: Vec::new(),
+            is_beside_images: false,
         })
     }
 

@@ -466,8 +466,8 @@ impl Tower {
 
     fn steps(&self, tiles: &[(&Tile, &Grid)]) -> Pass {
         let class = self.config.num_class_rows();
-        let whole: Vec<_> = tiles.iter().map(|(_, grid)| grid.len() + class).collect();
-        let windows: Vec<_> = tiles.iter().flat_map(|(_, grid)| grid.windows.iter().copied()).collect();
+        let whole: Vec<_> = tiles.iter().map(|(_, grid)| [grid.len() + class, grid.num_seen() + class]).collect();
+        let windows: Vec<_> = tiles.iter().flat_map(|(_, grid)| grid.windows.iter().map(|len| [*len; 2])).collect();
         let before = || std::iter::repeat_n(None, class);
         let places: Vec<_> = tiles.iter().flat_map(|(_, grid)| before().chain(grid.places.iter().copied().map(Some))).collect();
         Pass {
@@ -489,27 +489,36 @@ fn standardize(states: &mut [f32], factor: f32, bias_and_scale: Option<&[Constan
     }
 }
 
-/// A step whose requests have so many rows each, all of them new; each begins a block of its own.
-fn segments(lens: &[usize]) -> StepMetadata {
-    let max_blocks = lens.iter().map(|len| len.div_ceil(BLOCK_SIZE)).max().unwrap_or(0);
+/// A step of tiles with so many rows each, all of them new, of which the first so many are seen; each begins a block of its own.
+fn segments(tiles: &[[usize; 2]]) -> StepMetadata {
+    let max_blocks = tiles.iter().map(|[rows, _]| rows.div_ceil(BLOCK_SIZE)).max().unwrap_or(0);
     let mut group = KvGroupMetadata { max_blocks, ..KvGroupMetadata::default() };
     let mut step = StepMetadata { query_start_loc: vec![0], ..StepMetadata::default() };
+    let are_all_seen = tiles.iter().all(|[rows, seen]| rows == seen);
     let mut next_block = 1;
-    for &len in lens {
-        let num_blocks = len.div_ceil(BLOCK_SIZE);
-        group.block_tables.extend((0..max_blocks).map(|i| if i < num_blocks { (next_block + i) as u32 } else { 0 }));
-        group.slot_mapping.extend((0..len).map(|i| (next_block * BLOCK_SIZE + i) as i64));
+    for &[rows, seen] in tiles {
+        let num_blocks = rows.div_ceil(BLOCK_SIZE);
+        group.slot_mapping.extend((0..rows).map(|i| (next_block * BLOCK_SIZE + i) as i64));
+        // A request has no more rows than keys, so what is not seen may be several.
+        for first in (0..rows).step_by(seen.max(1)) {
+            let len = seen.min(rows - first);
+            group.block_tables.extend((0..max_blocks).map(|i| if i < num_blocks { (next_block + i) as u32 } else { 0 }));
+            step.positions.extend(0..len as u32);
+            step.query_start_loc.push(step.positions.len() as u32);
+            step.seq_lens.push(seen as u32);
+            if !are_all_seen {
+                step.span_ends.extend(std::iter::repeat_n(seen as u32, len));
+            }
+        }
         next_block += num_blocks;
-        step.positions.extend(0..len as u32);
-        step.query_start_loc.push(step.positions.len() as u32);
-        step.seq_lens.push(len as u32);
     }
     step.rope_positions = (0..step.positions.len() as u32).collect();
     step.groups.push(group);
     step
 }
 
-/// Blocks of a step's requests.
+/// Blocks of a step's tiles.
 fn num_blocks(step: &StepMetadata) -> usize {
-    step.seq_lens.iter().map(|len| (*len as usize).div_ceil(BLOCK_SIZE)).sum()
+    let last = step.groups.iter().filter_map(|group| group.slot_mapping.last()).max();
+    last.map_or(0, |slot| *slot as usize / BLOCK_SIZE)
 }

@@ -1,6 +1,6 @@
 //! The weights of an encoder, by the names that its checkpoint has for them.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc};
+use std::{collections::BTreeSet, ops::Range, path::Path, sync::Arc};
 
 use device::{Backend, Constant, DType, GgmlType, Linear, LinearOptions, Norm, NormKind, Precision, WeightView, mmap::Bytes};
 
@@ -134,6 +134,20 @@ impl<'a> TowerWeights<'a> {
         let values: Vec<f32> = (0..stored.len()).map(value).collect();
         let bias = self.optional(&format!("{name}.bias"), rows)?;
         self.keep(weight, &of_floats(&values, rows, width * cols)?, bias)
+    }
+
+    /// Rows of a matrix that is stored as a convolution over one place, with their biases.
+    pub(crate) fn rows_over_time(
+        &mut self,
+        name: &str,
+        [rows, cols]: [usize; 2],
+        own: Range<usize>,
+    ) -> Result<Linear, EngineError> {
+        let weight = format!("{name}.weight");
+        let values = self.values(&weight, &[rows, cols, 1])?;
+        let bias = self.optional(&format!("{name}.bias"), rows)?;
+        let bias = bias.map(|bias| bias[own.clone()].to_vec());
+        self.keep(weight, &of_floats(&values[own.start * cols..own.end * cols], own.len(), cols)?, bias)
     }
 
     /// A square matrix for heads whose rows that rotate together are neighbours in the file, with these half a head apart.

@@ -15,6 +15,7 @@ use crate::{
     EmbeddingConfig, EmbeddingOptions, EngineError, Importance, Isq, ModelSource, embedding, importance,
     json::required_json,
     keys,
+    lora::OwnAdapter,
     media::{Encoders, MediaConfig, MediaOptions, hears, mmproj},
     weights::{self, GgufFiles, Metadata, ModelPlace, Names, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat},
 };
@@ -26,6 +27,8 @@ struct Senses {
     are_there: bool,
     /// It names a family that hears.
     hears: bool,
+    /// It names Phi-4-multimodal.
+    is_phi4: bool,
 }
 
 /// The files of a model, opened and checked; no weight has been read yet.
@@ -38,6 +41,8 @@ pub struct ModelFiles {
     media: Option<Encoders<MediaConfig>>,
     /// The encoder's, where it has files of its own.
     encoder: Option<WeightSource>,
+    /// Adapters of its own, one of which goes with what a request holds.
+    own_adapters: Option<Encoders<OwnAdapter>>,
     senses: Senses,
 }
 
@@ -59,7 +64,10 @@ impl ModelFiles {
             return Self::open_gguf(weights::meta::open(&dir)?, expected);
         }
         let (mut config, names, hub, senses) = Self::read_config(dir, expected)?;
-        let files = SafetensorsFiles::open(dir)?.quantized(hub);
+        let mut files = SafetensorsFiles::open(dir)?.quantized(hub);
+        if senses.is_phi4 {
+            files = files.renamed(weights::phi4::common_name)?;
+        }
         let place = ModelPlace::find(names, |name| files.contains(name));
         let weights = WeightSource::Safetensors { files, names, place };
         // Of a language model within a larger one, its own part of the file need not say so.
@@ -80,6 +88,7 @@ impl ModelFiles {
                 importance: None,
                 media: None,
                 encoder: None,
+                own_adapters: None,
                 senses: Senses::default(),
             }),
             Some(id) => Err(EngineError::Load(format!(
@@ -103,8 +112,10 @@ impl ModelFiles {
         let Value::Object(object) = required_json(&path)? else {
             return Err(EngineError::Load(format!("{what}: not a JSON object")));
         };
-        let are_there = ["vision_config", "audio_config", "img_processor"].iter().any(|key| object.contains_key(*key));
-        let hears = object.get("model_type").and_then(Value::as_str).is_some_and(hears);
+        let are_there =
+            ["vision_config", "audio_config", "img_processor", "audio_processor"].iter().any(|key| object.contains_key(*key));
+        let is_of = |family: &dyn Fn(&str) -> bool| object.get("model_type").and_then(Value::as_str).is_some_and(family);
+        let (hears, is_phi4) = (is_of(&hears), is_of(&|name| ["phi4mm", "phi4_multimodal"].contains(&name)));
         let fields = HfFields::new(&what, language_model::config_of(object));
         let (model_type, classes) = (fields.text("model_type")?, fields.texts("architectures")?.unwrap_or_default());
         let classes: Vec<_> = classes.iter().map(String::as_str).collect();
@@ -114,7 +125,7 @@ impl ModelFiles {
         let config = (architecture.from_hf)(&fields)?;
         config.validate(&what)?;
         keys::warn_of(&fields.unknown_keys()?, &what);
-        Ok((config, architecture.names, hub, Senses { are_there, hears }))
+        Ok((config, architecture.names, hub, Senses { are_there, hears, is_phi4 }))
     }
 
     fn open_gguf(files: GgufFiles, expected: Option<&str>) -> Result<Self, EngineError> {
@@ -193,8 +204,10 @@ impl ModelFiles {
         let Value::Object(object) = required_json(&file)? else {
             return Err(EngineError::Load(format!("{what}: not a JSON object")));
         };
-        let media = Encoders::from_folder(path, &HfFields::new(&what, object), &self.config, options.max_edge)?;
-        Ok(self.seeing(media))
+        let fields = HfFields::new(&what, object);
+        let media = Encoders::from_folder(path, &fields, &self.config, options.max_edge)?;
+        let own_adapters = media.is_phi4().then(|| Encoders::of_phi4(path, &fields, &media.kinds())).transpose()?;
+        Ok(Self { own_adapters, ..self.seeing(media) })
     }
 
     fn seeing(mut self, media: Encoders<MediaConfig>) -> Self {
@@ -222,6 +235,11 @@ impl ModelFiles {
     /// How it sees or hears; `None`: it takes text alone.
     pub(crate) fn media(&self) -> Option<&Encoders<MediaConfig>> {
         self.media.as_ref()
+    }
+
+    /// Adapters of its own, one of which goes with what a request holds; `None`: it has no such choice.
+    pub(crate) fn own_adapters(&self) -> Option<&Encoders<OwnAdapter>> {
+        self.own_adapters.as_ref()
     }
 
     /// The files that its encoder lies in.

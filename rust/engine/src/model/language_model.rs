@@ -147,6 +147,10 @@ fn qwen3_5(own: &Value) -> Value {
     usual
 }
 
+/// Keys of encoders, and of adapters that go with these, which stand beside those of a language model.
+const OF_ENCODERS: [&str; 7] =
+    ["vision_config", "audio_config", "img_processor", "embd_layer", "audio_processor", "vision_lora", "speech_lora"];
+
 /// The configuration of the language model of one that sees; of a model of text its own.
 pub(super) fn config_of(mut whole: Map<String, Value>) -> Map<String, Value> {
     let is_implemented = |object: &Map<String, Value>| {
@@ -178,7 +182,7 @@ pub(super) fn config_of(mut whole: Map<String, Value>) -> Map<String, Value> {
             // Of some that see, the language model's keys stand beside those of the encoder.
             let sees = |name: &str| media::families().any(|family| family == name);
             if whole.get("model_type").and_then(Value::as_str).is_some_and(sees) {
-                for key in ["vision_config", "img_processor", "embd_layer"] {
+                for key in OF_ENCODERS {
                     whole.remove(key);
                 }
             }

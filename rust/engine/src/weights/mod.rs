@@ -8,6 +8,7 @@ pub mod hub;
 pub(crate) mod meta;
 pub mod metadata;
 pub mod names;
+pub(crate) mod phi4;
 mod pickle;
 mod pytorch;
 pub mod safetensors;

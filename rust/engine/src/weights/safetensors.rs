@@ -63,6 +63,18 @@ impl SafetensorsFiles {
         Self { hub, ..self }
     }
 
+    /// The same under other names.
+    ///
+    /// # Errors
+    /// [`EngineError::Load`] for two that then have one name.
+    pub fn renamed(self, rename: impl Fn(String) -> String) -> Result<Self, EngineError> {
+        let mut files = Self { tensors: HashMap::with_capacity(self.tensors.len()), weight_bytes: 0, ..self };
+        for (name, info) in self.tensors {
+            files.insert(rename(name), info)?;
+        }
+        Ok(files)
+    }
+
     /// How config.json says that they are quantized.
     pub fn format(&self) -> Option<HubFormat> {
         self.hub

@@ -15,6 +15,7 @@ impl MediaConfig {
         match &self.body {
             Body::Tower(tower) => self.check_tower(tower, decoder),
             Body::Conformer(conformer) => check_conformer(conformer),
+            Body::Speech(speech) => speech.check(),
         }
     }
 

@@ -107,7 +107,7 @@ struct Rows<'a> {
 /// Sums that a processor adds up beside each other.
 const LANES: usize = 16;
 
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(in crate::media) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let (of_a, of_b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
     let rest: f32 = of_a.remainder().iter().zip(of_b.remainder()).map(|(a, b)| a * b).sum();
     let mut sums = [0.0; LANES];
