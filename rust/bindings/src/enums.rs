@@ -108,7 +108,7 @@ pub enum MultimodalArchitecture {
 
 impl MultimodalArchitecture {
     /// Those whose images or sounds are computed.
-    const IMPLEMENTED: [Self; 18] = [
+    const IMPLEMENTED: [Self; 19] = [
         Self::LLaVA,
         Self::LLaVANext,
         Self::Idefics2,
@@ -124,6 +124,7 @@ impl MultimodalArchitecture {
         Self::Phi3V,
         Self::Lfm2Vl,
         Self::Llama4,
+        Self::Gemma3n,
         Self::Gemma4,
         Self::VLlama,
         Self::Voxtral,
@@ -147,6 +148,7 @@ impl MultimodalArchitecture {
             Self::Phi3V => &["phi3_v"],
             Self::Lfm2Vl => &["lfm2_vl"],
             Self::Llama4 => &["llama4"],
+            Self::Gemma3n => &["gemma3n"],
             Self::Gemma4 => &["gemma4"],
             Self::VLlama => &["mllama"],
             Self::Voxtral => &["voxtral"],

@@ -2,6 +2,12 @@
 
 use device::{Activation, NormKind};
 
+pub use super::{
+    conformer::config::{ConformerConfig, ConformerStyle},
+    hard::{Filled, HardTokens},
+    mobile::config::MobileConfig,
+};
+
 /// An encoder of images or of sounds, and how its outputs come into a prompt. A chunk of a sound is to it a tile of one row,
 /// whose patches are frames.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +43,8 @@ pub struct MediaConfig {
     pub processor: MediaProcessor,
     /// What becomes of what fills up the last chunk of a sound.
     pub silence: Silence,
+    /// Tokens that have vectors as well.
+    pub hard: Option<HardTokens>,
 }
 
 /// What becomes of the silence that fills up the last chunk of a sound.
@@ -57,6 +65,8 @@ pub enum Body {
     Tower(Box<TowerConfig>),
     /// A conformer, which hears.
     Conformer(ConformerConfig),
+    /// Convolutions, which see.
+    Mobile(Box<MobileConfig>),
 }
 
 impl From<TowerConfig> for Body {
@@ -69,47 +79,6 @@ impl From<ConformerConfig> for Body {
     fn from(conformer: ConformerConfig) -> Self {
         Self::Conformer(conformer)
     }
-}
-
-/// A conformer (Gulati et al. 2020, arXiv:2005.08100) as Gemma 4 has it: two convolutions over frames and mel bins that take
-/// every other place of both, then layers of a feed-forward network, attention to what is near, a convolution over time, and a
-/// second feed-forward network, and a matrix behind them.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ConformerConfig {
-    /// Values of a frame of the features.
-    pub num_mel_bins: usize,
-    /// Frames of the longest sound.
-    pub max_frames: usize,
-    /// What comes out of each of the two convolutions, of each place.
-    pub channels: [usize; 2],
-    /// Width of the residual stream; feed-forward networks have four times as many columns.
-    pub hidden_size: usize,
-    /// Heads of queries, keys and values.
-    pub num_heads: usize,
-    /// Layers.
-    pub num_layers: usize,
-    /// Places that the convolution over time sees: its own and those before.
-    pub kernel_size: usize,
-    /// How much of a feed-forward network's output is added.
-    pub ffn_scale: f32,
-    /// `attention_chunk_size`, of which positions depend.
-    pub chunk_size: usize,
-    /// Places before its own that a position reaches; attention sees one less.
-    pub left: usize,
-    /// The same behind it.
-    pub right: usize,
-    /// Bound of scores.
-    pub score_cap: f32,
-    /// Bound of states before and behind parts of a layer.
-    pub state_cap: f32,
-    /// Of networks and of the convolution over time.
-    pub activation: Activation,
-    /// Added to the mean square, where a checkpoint's family lets a configuration say it.
-    pub eps: f32,
-    /// What goes into each product of a layer is bounded, and what comes out, by numbers that lie beside its matrix.
-    pub is_bounded: bool,
-    /// Columns of what comes out.
-    pub out_features: usize,
 }
 
 /// What makes an encoder's input.
@@ -495,6 +464,13 @@ pub enum Placeholder {
     },
     /// The token of the image or the sound, as often as there are vectors, between two others.
     Enclosed {
+        /// The token before them.
+        before: u32,
+        /// The one behind them.
+        after: u32,
+    },
+    /// The same with an empty line before and behind (Gemma 3n).
+    Apart {
         /// The token before them.
         before: u32,
         /// The one behind them.

@@ -1,6 +1,8 @@
 //! A conformer, which hears: products of the backend, and between them plain steps on the host over rows of places in time.
 
 mod attention;
+pub(crate) mod config;
+mod names;
 mod stem;
 
 use std::sync::{Mutex, PoisonError};
@@ -8,9 +10,11 @@ use std::sync::{Mutex, PoisonError};
 use device::{Backend, Constant, Linear, Norm, NormKind, Projection, StepMetadata};
 use images::Tile;
 
-use super::{config::ConformerConfig, stored, tower::MAX_ROWS, weights::TowerWeights};
+use super::{stored, tower::MAX_ROWS, weights::TowerWeights};
 use crate::EngineError;
 use attention::Attention;
+use config::{ConformerConfig, ConformerStyle};
+use names::Names;
 use stem::Stem;
 
 /// Columns of a feed-forward network, by those of the residual stream.
@@ -23,7 +27,8 @@ pub(crate) struct Conformer {
     config: ConformerConfig,
     stem: Stem,
     layers: Vec<Layer>,
-    output: Linear,
+    /// Behind the layers, if there is one.
+    output: Option<Linear>,
 }
 
 /// A matrix, and the bounds of what goes into its product and of what comes out.
@@ -62,13 +67,14 @@ struct Layer {
 struct Reader<'a, 'b> {
     weights: &'a mut TowerWeights<'b>,
     place: String,
+    names: &'static Names,
     is_bounded: bool,
 }
 
 impl Reader<'_, '_> {
     fn bounded(&mut self, name: &str, shape: [usize; 2]) -> Result<Bounded, EngineError> {
         let name = format!("{}{name}", self.place);
-        let linear = self.weights.linear(&format!("{name}.linear"), shape)?;
+        let linear = self.weights.linear(&format!("{name}{}", self.names.matrix), shape)?;
         let mut number = |what: &str| Ok::<_, EngineError>(self.weights.constant(&format!("{name}.{what}"), &[])?[0]);
         let bounds = if self.is_bounded {
             Some([[number("input_min")?, number("input_max")?], [number("output_min")?, number("output_max")?]])
@@ -101,12 +107,13 @@ impl Reader<'_, '_> {
     }
 
     fn layer(&mut self, config: &ConformerConfig) -> Result<Layer, EngineError> {
-        let (hidden, eps) = (config.hidden_size, config.eps);
+        let (hidden, eps, names) = (config.hidden_size, config.eps, self.names);
+        let [first, second] = names.ffns;
         Ok(Layer {
-            ffns: [self.feed_forward("feed_forward1", hidden)?, self.feed_forward("feed_forward2", hidden)?],
-            pre_attn: self.norm("norm_pre_attn", hidden, EPS)?,
+            ffns: [self.feed_forward(first, hidden)?, self.feed_forward(second, hidden)?],
+            pre_attn: self.norm(names.pre_attn, hidden, EPS)?,
             attention: Attention::new(self, config)?,
-            post_attn: self.norm("norm_post_attn", hidden, EPS)?,
+            post_attn: self.norm(names.post_attn, hidden, EPS)?,
             light: Light {
                 pre_norm: self.norm("lconv1d.pre_layer_norm", hidden, eps)?,
                 start: self.bounded("lconv1d.linear_start", [2 * hidden, hidden])?,
@@ -114,15 +121,19 @@ impl Reader<'_, '_> {
                 norm: self.norm("lconv1d.conv_norm", hidden, eps)?,
                 end: self.bounded("lconv1d.linear_end", [hidden; 2])?,
             },
-            out_norm: self.norm("norm_out", hidden, EPS)?,
+            out_norm: self.norm(names.out_norm, hidden, EPS)?,
         })
     }
 }
 
 impl ConformerConfig {
-    /// Places in time that so many frames become.
-    pub(crate) fn num_places(num_frames: usize) -> usize {
-        stem::halved(stem::halved(num_frames))
+    /// States that come out of so many frames.
+    pub(crate) fn num_places(&self, num_frames: usize) -> usize {
+        let of_layers = stem::halved(stem::halved(num_frames));
+        match self.style {
+            ConformerStyle::Gemma4 => of_layers,
+            ConformerStyle::Gemma3n { reduction } => of_layers.div_ceil(reduction),
+        }
     }
 
     /// Columns of the widest product.
@@ -136,7 +147,7 @@ impl ConformerConfig {
         let halved = stem::halved(self.max_frames).saturating_mul(stem::halved(self.num_mel_bins));
         // What comes out of the first convolution, what the second sees, and a copy where phases read it.
         let of_stem = halved.saturating_mul(2 * self.channels[0]).saturating_add(2 * MAX_ROWS * self.widest());
-        let of_layers = Self::num_places(self.max_frames).saturating_mul((2 * FFN_FACTOR + 6) * self.hidden_size);
+        let of_layers = stem::halved(stem::halved(self.max_frames)).saturating_mul((2 * FFN_FACTOR + 6) * self.hidden_size);
         (of_stem.max(of_layers) as u64).saturating_mul(size_of::<f32>() as u64)
     }
 }
@@ -147,13 +158,17 @@ impl Conformer {
         places: &[&'static str],
         config: &ConformerConfig,
     ) -> Result<Self, EngineError> {
-        let place = weights.place(places, "output_proj.weight")?;
-        let mut reader = Reader { weights, place: place.clone(), is_bounded: config.is_bounded };
+        let names = config.style.names();
+        let place = weights.place(places, names.first)?;
+        let mut reader = Reader { weights, place: place.clone(), names, is_bounded: config.is_bounded };
         let stem = Stem::new(&mut reader, config)?;
-        let output = reader.linear("output_proj", [config.out_features, config.hidden_size])?;
+        let output = match config.style {
+            ConformerStyle::Gemma4 => Some(reader.linear("output_proj", [config.out_features, config.hidden_size])?),
+            ConformerStyle::Gemma3n { .. } => None,
+        };
         let mut layers = Vec::with_capacity(config.num_layers);
         for number in 0..config.num_layers {
-            reader.place = format!("{place}layers.{number}.");
+            reader.place = format!("{place}{}.{number}.", names.layers);
             layers.push(reader.layer(config)?);
         }
         Ok(Self { config: config.clone(), stem, layers, output })
@@ -165,7 +180,14 @@ impl Conformer {
         for layer in &self.layers {
             self.layer(backend, layer, &mut states)?;
         }
-        product(backend, &self.output, &states)
+        match (&self.output, self.config.style) {
+            (Some(output), _) => product(backend, output, &states),
+            (None, ConformerStyle::Gemma3n { reduction }) => {
+                let hidden = self.config.hidden_size;
+                Ok(states.chunks_exact(hidden).step_by(reduction).flatten().copied().collect())
+            }
+            (None, ConformerStyle::Gemma4) => Ok(states),
+        }
     }
 
     fn layer(&self, backend: &dyn Backend, layer: &Layer, states: &mut Vec<f32>) -> Result<(), EngineError> {

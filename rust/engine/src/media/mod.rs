@@ -16,8 +16,10 @@ mod conformer;
 mod encoders;
 mod frames;
 mod grid;
+mod hard;
 mod layout;
 pub(crate) mod mmproj;
+mod mobile;
 mod projector;
 pub(crate) mod prompt;
 mod resampler;
@@ -41,11 +43,13 @@ pub(crate) use weights::TowerWeights;
 
 use crate::{
     EngineError, Media, MediaKind,
-    model::{DecoderConfig, part::stored},
+    model::{DecoderConfig, decoder::VectorRows, part::stored},
 };
-use config::{Arrangement, Body, ConformerConfig, MediaProcessor, Silence, TowerConfig};
+use config::{Arrangement, Body, MediaProcessor, Silence, TowerConfig};
 use conformer::Conformer;
 use grid::Grid;
+use hard::HardVectors;
+use mobile::MobileNet;
 use projector::Projector;
 use resampler::Resampler;
 use tower::Tower;
@@ -222,6 +226,7 @@ enum Connector {
 enum LoadedBody {
     Tower(Box<Tower>),
     Conformer(Box<Conformer>),
+    Mobile(Box<MobileNet>),
 }
 
 /// An encoder that was loaded.
@@ -232,6 +237,8 @@ pub(crate) struct MediaEncoder {
     deep: Vec<Projector>,
     /// Vectors of its own that stand between those of an image, one behind the other.
     separators: Vec<f32>,
+    /// Of tokens that have vectors as well.
+    hard: Option<HardVectors>,
 }
 
 impl MediaEncoder {
@@ -242,12 +249,14 @@ impl MediaEncoder {
             Some(resampler) => Connector::Resampler(Resampler::new(weights, places, resampler, precision)?),
             None => Connector::Projector(Projector::new(weights, places, &config.projector, config.body.width())?),
         };
+        let hard = config.hard.as_ref().map(|hard| HardVectors::new(weights, places, (hard, config.body.width()))).transpose()?;
         let places = config.places.tower;
         let body = match &config.body {
             Body::Tower(tower) => LoadedBody::Tower(Box::new(Tower::new(weights, places, tower, precision)?)),
             Body::Conformer(conformer) => LoadedBody::Conformer(Box::new(Conformer::new(weights, places, conformer)?)),
+            Body::Mobile(mobile) => LoadedBody::Mobile(Box::new(MobileNet::new(weights, places, mobile, precision)?)),
         };
-        let encoder = Self { body, connector, deep: deep_projectors(weights, config)?, separators, config: config.clone() };
+        let encoder = Self { body, connector, deep: deep_projectors(weights, config)?, separators, hard, config: config.clone() };
         if config.has_own_file {
             mmproj::check_rest(weights, config)?;
         }
@@ -257,6 +266,14 @@ impl MediaEncoder {
     /// Vectors of a row of an item.
     pub(crate) fn num_planes(&self) -> usize {
         self.config.num_planes()
+    }
+
+    /// The rows of a step whose tokens have vectors as images or sounds have them.
+    pub(crate) fn hard_rows(&mut self, backend: &dyn Backend, token_ids: &[u32]) -> Result<Option<VectorRows>, EngineError> {
+        match (&mut self.hard, &self.connector) {
+            (Some(hard), Connector::Projector(projector)) => hard.of_step((backend, projector), token_ids),
+            _ => Ok(None),
+        }
     }
 
     /// Those between an item's vectors, of the decoder's width.
@@ -295,6 +312,9 @@ impl MediaEncoder {
             LoadedBody::Conformer(conformer) => {
                 tiles.iter().map(|tile| Ok(vec![conformer.run(backend, tile)?])).collect::<Result<Vec<_>, EngineError>>()?
             }
+            LoadedBody::Mobile(mobile) => {
+                tiles.iter().map(|tile| Ok(vec![mobile.run(backend, tile)?])).collect::<Result<Vec<_>, EngineError>>()?
+            }
         };
         let separators = self.separators(backend)?;
         let mut vectors = Vec::new();
@@ -307,6 +327,9 @@ impl MediaEncoder {
             });
         }
         vectors.extend(item.layout.arrange(&self.config, &outputs, &separators));
+        if let (Some(hard), Connector::Projector(projector)) = (&mut self.hard, &self.connector) {
+            hard.fill((backend, projector), &mut vectors)?;
+        }
         for (place, projector) in self.deep.iter().enumerate() {
             let mut outputs = Vec::with_capacity(tiles.len());
             for (states, grid) in states.iter_mut().zip(&grids) {
@@ -349,6 +372,7 @@ impl Body {
         match self {
             Self::Tower(tower) => tower.output_size(),
             Self::Conformer(conformer) => conformer.out_features,
+            Self::Mobile(mobile) => mobile.out_features,
         }
     }
 
@@ -356,7 +380,8 @@ impl Body {
     fn patches(&self, tile: &Tile) -> [usize; 2] {
         match self {
             Self::Tower(tower) => tower.patches(tile),
-            Self::Conformer(_) => [tile.height, ConformerConfig::num_places(tile.width)],
+            Self::Conformer(conformer) => [tile.height, conformer.num_places(tile.width)],
+            Self::Mobile(mobile) => [mobile.side; 2],
         }
     }
 }
@@ -407,6 +432,11 @@ impl MediaConfig {
 
     /// Whether the tower has positions for these tiles.
     fn check_tiles(&self, image: &Processed) -> Result<(), EngineError> {
+        if let Body::Mobile(mobile) = &self.body
+            && image.tiles.iter().any(|tile| [tile.height, tile.width] != mobile.size)
+        {
+            return Err(EngineError::Internal(format!("an image of another size than {:?}", mobile.size)));
+        }
         let Some(tower) = self.tower() else { return Ok(()) };
         let patch = tower.patch_size;
         if let config::Positions::Axes { side, .. } = tower.positions {
@@ -450,6 +480,9 @@ impl MediaConfig {
         {
             return most;
         }
+        if let Body::Mobile(mobile) = &self.body {
+            return mobile.side * mobile.side;
+        }
         let Some(TowerConfig { positions: config::Positions::Learned { side }, .. }) = self.tower() else { return 0 };
         let rows = side / self.projector.regroup.sides(*side)[0].max(1);
         rows * rows
@@ -461,6 +494,7 @@ impl MediaConfig {
         match &self.body {
             Body::Tower(tower) => tower.activation_bytes(self.max_rows()) + tower.taken_bytes(columns),
             Body::Conformer(conformer) => conformer.activation_bytes(),
+            Body::Mobile(mobile) => mobile.activation_bytes(),
         }
     }
 
@@ -479,6 +513,7 @@ impl MediaConfig {
         let (widest, inner) = match &self.body {
             Body::Tower(tower) => (tower.hidden_size.max(tower.frame_columns()), tower.intermediate_size),
             Body::Conformer(conformer) => (conformer.widest(), 0),
+            Body::Mobile(mobile) => (mobile.widest(), 0),
         };
         WorkspaceShape {
             num_tokens: shape.num_tokens.max(self.max_rows()),
