@@ -202,7 +202,8 @@ fn chunks_batches_and_what_is_cached_change_no_bits() {
             assert_eq!(&bits(&cold), expected, "{name}: in chunks, beside others");
             let (num_images, num_chunks) = num_encoded(name, case);
             // All cases have the same image.
-            let num_images = if std::mem::replace(&mut has_seen, has_seen || num_images > 0) { 0 } else { num_images };
+            let num_images = if has_seen { 0 } else { num_images };
+            has_seen |= num_images > 0;
             assert_eq!((cold.usage.encoded_sounds, cold.usage.encoded_images), (num_chunks, num_images), "{name}");
             let (_, warm) = run(&engine, request(case));
             assert_eq!(&bits(&warm), expected, "{name}: with its prefix cached");
@@ -217,7 +218,8 @@ fn chunks_batches_and_what_is_cached_change_no_bits() {
 #[test]
 fn preempted_requests_and_those_without_a_cache_encode_again() {
     for name in MODELS {
-        let case = &golden(name).cases[1];
+        // Windows give back most of what a prompt takes, so that one of few tokens is wanted where each sound has many.
+        let case = &golden(name).cases[if name == "gemma3n" { 2 } else { 1 }];
         let mut asked = request(case);
         asked.sampling.max_tokens = Some(80);
         let expected = bits(&run(&engine(name, &config()), asked.clone()).1);
@@ -406,7 +408,7 @@ fn a_configuration_that_makes_no_sense_is_refused_by_its_key() {
         ("gemma3n", "config.json", "stride\":1,\"act", "stride\":2,\"act", "stride"),
         ("gemma3n", "config.json", "\"er\"", "\"ir\"", "block_type"),
         ("gemma3n", "config.json", "act_layer\":null", "act_layer\":\"relu\"", "act_layer"),
-        ("gemma3n", "preprocessor_config.json", "\"height\": 64", "\"height\": 63", "whole parts of 4 times 4"),
+        ("gemma3n", "preprocessor_config.json", "\"height\": 64", "\"height\": 66", "whole parts of 4 times 4"),
         ("gemma3n", "preprocessor_config.json", "\"do_resize\": true", "\"do_resize\": false", "do_resize"),
         ("gemma3n", "preprocessor_config.json", "Siglip", "CLIP", "SiglipImageProcessor"),
         ("gemma3n", "preprocessor_config.json", "Gemma3nAudio", "Gemma4Audio", "Gemma3nAudioFeatureExtractor"),
@@ -419,8 +421,8 @@ fn a_configuration_that_makes_no_sense_is_refused_by_its_key() {
     for (name, file, from, to, part) in refused.chain(others) {
         let copy = edited(&dir(name), file, from, to);
         let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
-        let error = Engine::load(&source, &config(), &|_| {}).err().unwrap().to_string();
-        assert!(error.contains(part), "{error}");
+        let error = Engine::load(&source, &config(), &|_| {}).err().map(|error| error.to_string());
+        assert!(error.as_ref().is_some_and(|error| error.contains(part)), "{name}: {to}: {error:?}");
     }
 }
 
