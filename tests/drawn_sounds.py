@@ -2,7 +2,7 @@
 
     python tests/drawn_sounds.py    packs tests/data/golden/hearing.tar.xz, by Transformers
 
-Their sounds are drawn as well, as samples of 16 bits. Needs torch and Transformers.
+Their sounds are drawn as well, as samples of 16 bits. Needs torch, Transformers and timm.
 """
 
 from __future__ import annotations

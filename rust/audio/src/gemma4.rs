@@ -29,8 +29,8 @@ pub struct Gemma4 {
     pub means: Option<Vec<f64>>,
     /// By which each bin is divided.
     pub deviations: Option<Vec<f64>>,
-    /// As Gemma 3n has them: nothing is before the first sample, zeros are behind the last, and values are no less than the floor,
-    /// which is not added.
+    /// As Gemma 3n has them: nothing is before the first sample, zeros are behind the last, and values are no less than the
+    /// floor, which is not added.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_gemma3n: bool,
 }

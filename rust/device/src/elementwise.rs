@@ -57,7 +57,9 @@ pub trait ElementwisePhases {
         for row in x.as_mut_slice().chunks_exact_mut(cols) {
             norm.apply(row);
             if let Some(activation) = activation {
-                row.iter_mut().for_each(|x| *x = activation.apply(*x));
+                for x in row {
+                    *x = activation.apply(*x);
+                }
             }
         }
     }

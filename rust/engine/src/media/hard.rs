@@ -59,7 +59,8 @@ impl HardVectors {
             return Ok(Arc::clone(vectors));
         }
         let width = self.rows.len() / self.config.tokens.len().max(1);
-        let vectors = Arc::new(projector.project(backend, std::mem::take(&mut self.rows), width)?);
+        let vectors = Arc::new(projector.project(backend, self.rows.clone(), width)?);
+        self.rows = Vec::new();
         self.vectors = Some(Arc::clone(&vectors));
         Ok(vectors)
     }

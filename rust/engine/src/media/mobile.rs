@@ -83,9 +83,9 @@ impl Network {
             down_norm = scaled(weights, down_norm, scale)?;
         }
         Ok(Self {
-            up: weights.convolution(&format!("{place}pw_exp.conv"), [inner, channels], 1)?,
+            up: weights.pointwise(&format!("{place}pw_exp.conv"), [inner, channels])?,
             up_norm: norm(weights, &format!("{place}pw_exp.bn"), inner)?,
-            down: weights.convolution(&format!("{place}pw_proj.conv"), [out, inner], 1)?,
+            down: weights.pointwise(&format!("{place}pw_proj.conv"), [out, inner])?,
             down_norm,
         })
     }

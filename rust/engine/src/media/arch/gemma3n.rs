@@ -68,7 +68,18 @@ pub(super) fn gemma3n(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineErro
         after: reader.token(["eoi_token_id", "eoi_token_index"])?,
     };
     let config = reader.config("gemma3n", Body::Mobile(Box::new(mobile)), projector)?;
+    check_token(reader, "image_token_id", config.token_id)?;
     Ok(MediaConfig { placeholder, places: PLACES, hard: Some(hard), ..config })
+}
+
+/// That a token that stands for images or sounds has no row among the inputs of layers, where the first row stands for it.
+pub(super) fn check_token(reader: &Reader<'_, '_>, key: &str, token_id: u32) -> Result<(), EngineError> {
+    let rows = reader.decoder.layer_inputs.map_or(0, |inputs| inputs.vocab_size);
+    if (token_id as usize) < rows {
+        let why = format!("is {token_id}; implemented: tokens from `vocab_size_per_layer_input` on, which is {rows}");
+        return Err(reader.whole.error(key, why));
+    }
+    Ok(())
 }
 
 /// From states to vectors, and the tokens that have such vectors: from `vocab_offset` on, which is `first` unless the file says

@@ -79,7 +79,9 @@ pub(super) fn gemma3n_audio(reader: &Reader<'_, '_>) -> Result<MediaConfig, Engi
         before: reader.token(["boa_token_id", "boa_token_index"])?,
         after: reader.token(["eoa_token_id", "eoa_token_index"])?,
     };
-    Ok(MediaConfig { placeholder, places: PLACES, hard: Some(hard), ..reader.config("gemma3n", conformer, projector)? })
+    let config = reader.config("gemma3n", conformer, projector)?;
+    gemma3n::check_token(reader, "audio_token_id", config.token_id)?;
+    Ok(MediaConfig { placeholder, places: PLACES, hard: Some(hard), ..config })
 }
 
 /// Vectors of a sound at most.

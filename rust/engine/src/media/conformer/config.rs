@@ -2,9 +2,9 @@
 
 use device::Activation;
 
-/// A conformer (Gulati et al. 2020, arXiv:2005.08100) as Gemma 4 and Gemma 3n have it: two convolutions over frames and mel bins that take
-/// every other place of both, then layers of a feed-forward network, attention to what is near, a convolution over time, and a
-/// second feed-forward network, and a matrix behind them.
+/// A conformer (Gulati et al. 2020, arXiv:2005.08100) as Gemma 4 and Gemma 3n have it: two convolutions over frames and mel bins
+/// that take every other place of both, then layers of a feed-forward network, attention to what is near, a convolution over
+/// time, and a second feed-forward network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConformerConfig {
     /// Whose it is.

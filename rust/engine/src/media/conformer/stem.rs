@@ -69,7 +69,9 @@ impl Stem {
                 ConformerStyle::Gemma4 => out.chunks_exact_mut(linear.out_features).for_each(|row| norm.apply(row)),
                 ConformerStyle::Gemma3n { .. } => norm_by_time(norm, halved(plane.width), &mut out),
             }
-            out.iter_mut().for_each(|value| *value = value.max(0.0));
+            for value in &mut out {
+                *value = value.max(0.0);
+            }
             (values, channels) = (out, linear.out_features);
             plane = Plane { height: halved(plane.height), width: halved(plane.width), before };
         }

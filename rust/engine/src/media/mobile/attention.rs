@@ -48,12 +48,12 @@ impl Seen {
         } else {
             None
         };
-        Ok(Self { down, linear: weights.convolution(&format!("{place}proj"), [head_dim, channels], 1)? })
+        Ok(Self { down, linear: weights.pointwise(&format!("{place}proj"), [head_dim, channels])? })
     }
 
     /// Of a map behind the norm, `[places, head_dim]`.
     fn run(&self, run: &mut Run<'_>, map: &Map) -> Map {
-        let fewer = self.down.as_ref().map(|(down, _)| map.depthwise(run.backend, down.reach, &down.kernel));
+        let fewer = self.down.as_ref().map(|(down, _)| down.run(run, map));
         let map = fewer.as_ref().unwrap_or(map);
         let mut out = Map::new([map.height, map.width], self.linear.out_features);
         for part in parts(map.len()) {
@@ -81,7 +81,7 @@ impl Attention {
         let output = format!("{place}attn.output.proj");
         Ok(Self {
             norm: norm(weights, &format!("{place}norm"), channels)?,
-            query: weights.convolution(&format!("{place}attn.query.proj"), [inner, channels], 1)?,
+            query: weights.pointwise(&format!("{place}attn.query.proj"), [inner, channels])?,
             key: Seen::new(weights, &format!("{place}attn.key."), seen)?,
             value: Seen::new(weights, &format!("{place}attn.value."), seen)?,
             output: weights.scaled(&output, gamma, [config.out_channels, inner])?,

@@ -19,15 +19,21 @@ pub(super) struct Block {
 
 enum Body {
     Edge { reach: Reach, up: Linear, up_norm: Norm, down: Linear, down_norm: Norm },
-    Inverted { start: Option<(Depthwise, Norm)>, middle: Option<(Depthwise, Norm)>, network: Network },
+    Inverted { convolutions: [Option<Normed>; 2], network: Network },
     Attention(Box<Attention>),
+}
+
+/// A convolution and the norm behind it.
+struct Normed {
+    convolution: Depthwise,
+    norm: Norm,
 }
 
 /// A convolution of each channel by itself.
 pub(super) struct Depthwise {
-    pub(super) reach: Reach,
+    reach: Reach,
     /// `[side, side, channels]`.
-    pub(super) kernel: Constant,
+    kernel: Constant,
 }
 
 impl Depthwise {
@@ -41,6 +47,10 @@ impl Depthwise {
         let kernel: Vec<f32> = (0..stored.len()).map(|at| stored[at % channels * area + at / channels]).collect();
         Ok(Self { reach, kernel: kernel.into() })
     }
+
+    pub(super) fn run(&self, run: &Run<'_>, map: &Map) -> Map {
+        map.depthwise(run.backend, self.reach, &self.kernel)
+    }
 }
 
 impl Block {
@@ -53,7 +63,7 @@ impl Block {
                 reach: Reach { side, stride },
                 up: weights.over_squares(&named("conv_exp"), [inner, in_channels], side)?,
                 up_norm: norm(weights, &named("bn1"), inner)?,
-                down: weights.convolution(&named("conv_pwl"), [out_channels, inner], 1)?,
+                down: weights.pointwise(&named("conv_pwl"), [out_channels, inner])?,
                 down_norm: norm(weights, &named("bn2"), out_channels)?,
             },
             BlockKind::Inverted { start, middle, inner } => {
@@ -61,7 +71,10 @@ impl Block {
                     let load = || {
                         let reach = (Reach { side, stride }, channels);
                         let convolution = Depthwise::new(weights, &named(&format!("{name}.conv")), reach)?;
-                        Ok::<_, EngineError>((convolution, norm(weights, &named(&format!("{name}.bn")), channels)?))
+                        Ok::<_, EngineError>(Normed {
+                            convolution,
+                            norm: norm(weights, &named(&format!("{name}.bn")), channels)?,
+                        })
                     };
                     (side > 0).then(load).transpose()
                 };
@@ -69,7 +82,7 @@ impl Block {
                 let start = part("dw_start", start, if middle > 0 { 1 } else { stride }, in_channels)?;
                 let middle = part("dw_mid", middle, stride, inner)?;
                 let network = Network::new(weights, place, [in_channels, inner, out_channels], Some(&gamma))?;
-                Body::Inverted { start, middle, network }
+                Body::Inverted { convolutions: [start, middle], network }
             }
             BlockKind::Attention { .. } => Body::Attention(Box::new(Attention::new(weights, place, config, &gamma)?)),
         };
@@ -90,38 +103,32 @@ impl Block {
                 }
                 Ok(out)
             }
-            Body::Inverted { start, middle, network } => Ok(self.inverted(run, &map, (start.as_ref(), middle.as_ref()), network)),
+            Body::Inverted { convolutions, network } => Ok(self.inverted(run, &map, convolutions, network)),
             Body::Attention(attention) => attention.run(run, map),
         }
     }
 
-    fn inverted(
-        &self,
-        run: &mut Run<'_>,
-        map: &Map,
-        (start, middle): (Option<&(Depthwise, Norm)>, Option<&(Depthwise, Norm)>),
-        network: &Network,
-    ) -> Map {
-        let seen = start.map(|(convolution, _)| map.depthwise(run.backend, convolution.reach, &convolution.kernel));
-        let (seen, seen_norm) = (seen.as_ref().unwrap_or(map), start.map(|(_, norm)| norm));
+    fn inverted(&self, run: &mut Run<'_>, map: &Map, [start, middle]: &[Option<Normed>; 2], network: &Network) -> Map {
+        let seen = start.as_ref().map(|start| start.convolution.run(run, map));
+        let (seen, seen_norm) = (seen.as_ref().unwrap_or(map), start.as_ref().map(|start| &start.norm));
         let up = |run: &mut Run<'_>, part: &std::ops::Range<usize>| {
             run.put(seen.rows(part), seen.channels);
             run.product(seen_norm, &network.up);
             run.activate(&network.up_norm);
         };
-        let wide = middle.map(|(convolution, _)| {
+        let wide = middle.as_ref().map(|middle| {
             let mut wide = Map::new([seen.height, seen.width], network.up.out_features);
             for part in parts(wide.len()) {
                 up(run, &part);
                 run.take(&mut wide, &part);
             }
-            wide.depthwise(run.backend, convolution.reach, &convolution.kernel)
+            middle.convolution.run(run, &wide)
         });
         let size = wide.as_ref().map_or([seen.height, seen.width], |wide| [wide.height, wide.width]);
         let mut out = Map::new(size, self.config.out_channels);
         for part in parts(out.len()) {
             match (&wide, middle) {
-                (Some(wide), Some((_, norm))) => {
+                (Some(wide), Some(Normed { norm, .. })) => {
                     run.put_inner(wide.rows(&part), wide.channels);
                     run.activate(norm);
                 }

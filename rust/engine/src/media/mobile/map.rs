@@ -117,7 +117,9 @@ impl Map {
                 let row = &self.values[(y * self.width + x) * self.channels..][..self.channels];
                 out.iter_mut().zip(row).for_each(|(out, x)| *out += x);
             }
-            out.iter_mut().for_each(|out| *out *= factor);
+            for out in out {
+                *out *= factor;
+            }
         }
         out
     }
