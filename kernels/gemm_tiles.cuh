@@ -1,6 +1,6 @@
 // Products of packed quantized weights and many rows of activations, by tensor cores.
 //
-//   out [num_rows, out_features] = x [num_rows, in_features] w^T        CTA (piece, i): a piece of one of the targets, rows ROWS i ..
+//   out [num_rows, out_features] = x [num_rows, in_features] w^T        CTA (piece, i): a piece of a target, rows from ROWS i on
 //
 //   tile      128 features, which are two panels, and ROWS rows; the stages of all tiles of a target are one sequence, and a piece
 //             is `part_stages` of it, so it may begin and end within a tile
@@ -13,9 +13,9 @@
 // ROWS. Of pieces that share a tile, the last one that is done adds what all have summed, in one order that the weight's shape
 // decides.
 //
-// Bytes: those of the weight for each ROWS rows, from memory once, and x for each tile, from L2. A warp makes a register of weights
-// with 8 instructions; of 128 rows 4 of them are multiplied by each of 8 row tiles, so tensor cores are about as busy as the rest.
-// Of 32 features and 64 columns a warp has 64 products of tiles, and some 540 instructions with them (sm_90).
+// Bytes: those of the weight for each ROWS rows, from memory once, and x for each tile, from L2. A warp makes a register of
+// weights with 8 instructions; of 128 rows each is multiplied by 8 row tiles, so tensor cores are about as busy as the rest. Of
+// 32 features and 64 columns a warp has 64 products of tiles, and some 540 instructions with them (sm_90).
 #pragma once
 #include <type_traits>
 

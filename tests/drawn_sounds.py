@@ -2,7 +2,7 @@
 
     python tests/drawn_sounds.py    packs tests/data/golden/hearing.tar.xz, by Transformers
 
-Their sounds are drawn as well, as samples of 16 bits. Needs torch and Transformers.
+Their sounds are drawn as well, as samples of 16 bits. Needs torch, Transformers and timm.
 """
 
 from __future__ import annotations
@@ -55,6 +55,26 @@ SPEECH = """\
 {% elif c['type'] == 'image' %}<|image_pad|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+
+
+def edge(stride: int, channels: int, ratio: float) -> dict[str, Any]:
+    """A block of timm's, as `model_args` of a configuration hands it over."""
+    own = {"exp_kernel_size": 3, "pw_kernel_size": 1, "exp_ratio": ratio}
+    return {"block_type": "er", "out_chs": channels, "stride": stride, "act_layer": None, **own}
+
+
+def inverted(stride: int, channels: int, ratio: float, start: int, middle: int) -> dict[str, Any]:
+    """The same of another type."""
+    own = {"dw_kernel_size_start": start, "dw_kernel_size_mid": middle, "dw_kernel_size_end": 0, "exp_ratio": ratio}
+    return {"block_type": "uir", "out_chs": channels, "stride": stride, "act_layer": None, **own}
+
+
+def attention(channels: int, heads: int, width: int, stride: int) -> dict[str, Any]:
+    """The same that looks at all places."""
+    own = {"dw_kernel_size": 3, "num_heads": heads, "key_dim": width, "value_dim": width, "kv_stride": stride}
+    return {"block_type": "mqa", "out_chs": channels, "stride": 1, "act_layer": None, **own}
+
+
 MODELS: dict[str, dict[str, Any]] = {
     "voxtral": {
         "features": "Whisper",
@@ -172,6 +192,80 @@ MODELS: dict[str, dict[str, Any]] = {
         "template": SPEECH,
         "bins": 16,
     },
+    "gemma3n": {
+        "features": "Gemma3n",
+        "config": {
+            "architectures": ["Gemma3nForConditionalGeneration"],
+            "model_type": "gemma3n",
+            "boi_token_id": 46,
+            "eoi_token_id": 379,
+            "image_token_id": 380,
+            "boa_token_id": 29,
+            "eoa_token_id": 381,
+            "audio_token_id": 382,
+            "vision_soft_tokens_per_image": 16,
+            "audio_soft_tokens_per_image": 188,
+            "text_config": {
+                "model_type": "gemma3n_text",
+                "vocab_size": 400,
+                "vocab_size_per_layer_input": 379,
+                "hidden_size": 32,
+                "intermediate_size": [64, 64, 96, 64],
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "max_position_embeddings": 2048,
+                "sliding_window": 24,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+                "num_kv_shared_layers": 1,
+                "hidden_size_per_layer_input": 8,
+                "altup_num_inputs": 3,
+                "altup_active_idx": 1,
+                "laurel_rank": 8,
+                "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0],
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                },
+            },
+            "vision_config": {
+                "model_type": "gemma3n_vision",
+                "architecture": "mobilenetv5_300m_enc",
+                "num_classes": 2,
+                "label_names": ["a", "b"],
+                "vocab_offset": 379,
+                "vocab_size": 3,
+                "model_args": {
+                    "stem_size": 8,
+                    "msfa_output_resolution": 4,
+                    "block_args": [
+                        [edge(2, 16, 2.0), edge(1, 16, 1.6)],
+                        [inverted(2, 24, 3.0, 3, 5), attention(24, 3, 8, 2), inverted(1, 24, 2.0, 5, 0)],
+                        [inverted(2, 32, 2.0, 5, 0), attention(32, 2, 16, 1), inverted(1, 32, 2.0, 0, 0)],
+                    ],
+                },
+            },
+            "audio_config": {
+                "model_type": "gemma3n_audio",
+                "hidden_size": 24,
+                "input_feat_size": 16,
+                "conf_num_hidden_layers": 2,
+                "conf_num_attention_heads": 3,
+                "sscp_conv_channel_size": [8, 4],
+                "conf_conv_kernel_size": 3,
+                "conf_attention_chunk_size": 4,
+                "conf_attention_context_left": 5,
+                "conf_attention_context_right": 1,
+                "conf_attention_logit_cap": 3.0,
+                "vocab_offset": 381,
+                "vocab_size": 20,
+            },
+        },
+        "template": SPEECH.replace("<|AUDIO|>", "<|sound|>").replace("<|image_pad|>", "<|picture|>"),
+        "bins": 16,
+        "tokens": ["<|end of picture|>", "<|picture|>", "<|end of sound|>", "<|sound|>"],
+    },
 }
 """Encoders of chunks of a second or two, and one of whole sounds whose language model is that of `vision/gemma4_vision`."""
 CASES: list[tuple[list[list[dict[str, Any]]], list[tuple[str, int]]]] = [
@@ -195,6 +289,7 @@ WITH_AN_IMAGE: Any = (
     [("talk", 20000), ("second", 7000)],
 )
 IMAGE = "vision/qwen3_vl/image0.png"
+SEEN_ALONE: Any = ([[{"type": "image"}, {"type": "text", "text": "describe the image"}]], [])
 
 TRANSCRIPTION: Any = ([[{"type": "audio"}]], [("talk", 20000)])
 
@@ -220,8 +315,8 @@ def drawn_value(name: str, shape: list[int]) -> np.ndarray:
     return values.reshape(shape)
 
 
-def tokenizer_files() -> dict[str, str]:
-    """Those of a tiny model that sees, with the tokens of sounds."""
+def tokenizer_files(further: list[str]) -> dict[str, str]:
+    """Those of a tiny model that sees, with the tokens of sounds, and further ones behind all."""
     folder = GOLDEN / "vision" / "qwen3_vl"
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     for token in tokenizer["added_tokens"]:
@@ -229,6 +324,9 @@ def tokenizer_files() -> dict[str, str]:
         token["content"] = SPECIAL.get(token["id"], old)
         if token["id"] in SPECIAL and old in tokenizer["model"]["vocab"]:
             tokenizer["model"]["vocab"][token["content"]] = tokenizer["model"]["vocab"].pop(old)
+    first = len(tokenizer["model"]["vocab"])
+    last = tokenizer["added_tokens"][-1]
+    tokenizer["added_tokens"] += [{**last, "id": first + at, "content": token} for at, token in enumerate(further)]
     return {
         "tokenizer.json": json.dumps(tokenizer, separators=(",", ":"), ensure_ascii=False),
         "tokenizer_config.json": (folder / "tokenizer_config.json").read_text(),
@@ -271,6 +369,8 @@ def shapes_of(folder: Path) -> dict[str, list[int]]:
 
     config = AutoConfig.from_pretrained(folder)
     model = model_class(config.architectures[0])(config)
+    # timm takes what it reads of these out of them.
+    model.config = AutoConfig.from_pretrained(folder)
     with tempfile.TemporaryDirectory() as saved:
         model.save_pretrained(saved)
         with safe_open(f"{saved}/model.safetensors", "np") as tensors:
@@ -419,6 +519,49 @@ class Gemma4:
         return [CASES[0], WITH_AN_IMAGE]
 
 
+class Gemma3n(Gemma4):
+    """The same features otherwise made, and as many vectors of each sound and of each image."""
+
+    def __init__(self, made: dict[str, Any], folder: Path) -> None:
+        from transformers import AutoImageProcessor, Gemma3nAudioFeatureExtractor
+
+        self.extractor = Gemma3nAudioFeatureExtractor(feature_size=made["bins"])
+        self.images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        config = made["config"]
+        self.rows = (config["vision_soft_tokens_per_image"], config["audio_soft_tokens_per_image"])
+
+    @staticmethod
+    def files(made: dict[str, Any]) -> dict[str, Any]:
+        # One file for both, as on the hub.
+        both = {"image_processor_type": "SiglipImageProcessorFast", "size": {"height": 64, "width": 96}, "do_normalize": False}
+        both |= {"do_resize": True, "do_rescale": True, "resample": 2, "feature_size": made["bins"], "fft_overdrive": True}
+        both |= {"feature_extractor_type": "Gemma3nAudioFeatureExtractor", "preemphasis_htk_flavor": True}
+        return {"config.json": made["config"], "preprocessor_config.json": both}
+
+    def inputs(self, text: str, sounds: list[tuple[str, int]]) -> tuple[str, dict[str, Any]]:
+        """The text with as many tokens as there are vectors, and what the model is given."""
+        from PIL import Image
+
+        inputs: dict[str, Any] = {}
+        if sounds:
+            given = self.extractor([samples(name, count) for name, count in sounds], return_tensors="pt")
+            inputs = {"input_features": given["input_features"], "input_features_mask": given["input_features_mask"]}
+        if "<|picture|>" in text:
+            inputs |= dict(self.images(images=[Image.open(GOLDEN / IMAGE)], return_tensors="pt"))
+        of_image, of_sound = self.rows
+        for token, end, begin, rows in [
+            ("<|picture|>", "<|end of picture|>", "<|vision_start|>", of_image),
+            ("<|sound|>", "<|end of sound|>", "<|audio_bos|>", of_sound),
+        ]:
+            text = text.replace(token, f"\n\n{begin}{token * rows}{end}\n\n")
+        return text, inputs
+
+    def cases(self) -> list[Any]:
+        # Of several sounds all but the longest would be filled up, and would end otherwise.
+        with_an_image = ([WITH_AN_IMAGE[0][0][:-1]], WITH_AN_IMAGE[1][:1])
+        return [CASES[0], with_an_image, SEEN_ALONE]
+
+
 def case(model: Any, tokenizer: Any, template: str, given: Any, kind: Any, behind: str = "") -> dict[str, Any]:
     """A prompt with its sounds, and its greedy continuation."""
     import torch
@@ -432,7 +575,8 @@ def case(model: Any, tokenizer: Any, template: str, given: Any, kind: Any, behin
     def logits_of(ids: list[int]) -> Any:
         token_ids = torch.tensor([ids])
         # Which tokens are of images, where their rows see each other.
-        kinds = {"mm_token_type_ids": (token_ids == model.config.image_token_id).long()} if "pixel_values" in inputs else {}
+        is_told = "pixel_values" in inputs and model.config.model_type != "gemma3n"
+        kinds = {"mm_token_type_ids": (token_ids == model.config.image_token_id).long()} if is_told else {}
         with torch.no_grad():
             return model(input_ids=token_ids, **inputs, **kinds, use_cache=False).logits[0]
 
@@ -456,9 +600,9 @@ def make(made: dict[str, Any]) -> dict[str, str]:
     from transformers import AutoTokenizer
 
     torch.set_num_threads(1)
-    kinds: list[Any] = [Whisper, Gemma4, Flamingo, Qwen2Audio, GlmAsr]
+    kinds: list[Any] = [Whisper, Gemma3n, Gemma4, Flamingo, Qwen2Audio, GlmAsr]
     kind_of = next(kind for kind in kinds if kind.__name__ == made["features"])
-    files = tokenizer_files()
+    files = tokenizer_files(made.get("tokens", []))
     files |= {name: json.dumps(value) for name, value in kind_of.files(made).items()}
     files["config.json"] = files["config.json"].replace(", ", ",").replace(": ", ":")
     files["chat_template.jinja"] = made["template"]
@@ -479,7 +623,7 @@ def make(made: dict[str, Any]) -> dict[str, str]:
         }
         if made["features"] == "Whisper":
             golden["transcription"] = case(model, tokenizer, made["template"], TRANSCRIPTION, kind, "lang:en[TRANSCRIBE]")
-        elif made["features"] == "Gemma4":
+        elif made["features"] in ("Gemma3n", "Gemma4"):
             name, count = CASES[0][1][0]
             values = kind.features(name, count)
             golden["features"] = [[at, [round(float(value), 5) for value in values[at]]] for at in (0, 1, len(values) - 1)]

@@ -46,9 +46,9 @@ def folder() -> Path:
 
 
 @cache
-def both() -> Path:
+def both(name: str = "gemma4") -> Path:
     """A model that sees and hears."""
-    return model_of("gemma4", Path(mkdtemp(prefix="mistral_paged-")))
+    return model_of(name, Path(mkdtemp(prefix="mistral_paged-")))
 
 
 @cache
@@ -395,6 +395,21 @@ def test_a_gguf_file_hears_with_its_encoder_s(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out == f"{expected}\n"
     assert cli.main([*command, "--audio", str(root / "a.wav"), "--max-edge", "64"]) == 1
     assert "max_edge (--max-edge) is about images" in capsys.readouterr().err
+
+
+def test_gemma3n_sees_and_hears() -> None:
+    cases = json.loads((both("gemma3n") / "golden.json").read_text())["cases"]
+    which = Which.MultimodalPlain(str(both("gemma3n")), MultimodalArchitecture.Gemma3n, dtype=ModelDType.F32)
+    runner = Runner(which=which, pa_ctxt_len=2048, num_threads=2)
+    encoded = []
+    for case in cases:
+        response = ask(with_sounds(case), runner, max_tokens=len(case["greedy_ids"]))
+        assert ids(response) == case["greedy_ids"]
+        assert runner.tokenize_text(with_sounds(case)) == case["input_ids"]
+        encoded.append((response.usage.encoded_images, response.usage.encoded_sounds))
+    # The last case is about the image of the second.
+    assert encoded == [(0, 1), (1, 1), (0, 0)]
+    runner.close()
 
 
 def test_one_request_has_an_image_and_sounds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

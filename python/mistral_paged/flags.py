@@ -59,6 +59,7 @@ MULTIMODAL_ARCHITECTURES = {
     "idefics2": MultimodalArchitecture.Idefics2,
     "idefics3": MultimodalArchitecture.Idefics3,
     "lfm2vl": MultimodalArchitecture.Lfm2Vl,
+    "gemma3n": MultimodalArchitecture.Gemma3n,
     "gemma4": MultimodalArchitecture.Gemma4,
     "llama4": MultimodalArchitecture.Llama4,
     "llava": MultimodalArchitecture.LLaVA,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -26,11 +27,12 @@ from common import (
     save_model,
     write_json,
 )
+from drawn_sounds import attention, edge, inverted
 from goldens import GOLDEN
 from images import draw_image
 from PIL import Image
 from text import draw_layers
-from transformers import AutoImageProcessor, Gemma4AudioFeatureExtractor, WhisperFeatureExtractor
+from transformers import AutoImageProcessor, Gemma3nAudioFeatureExtractor, Gemma4AudioFeatureExtractor, WhisperFeatureExtractor
 
 from mistral_paged import ChatCompletionRequest, Runner, Which
 
@@ -136,15 +138,51 @@ def draw_gemma4(case: Case, config: Config) -> None:
     write_json(case.folder / "processor_config.json", processor)
 
 
+def draw_gemma3n(case: Case, config: Config) -> None:
+    """The same conformer under its older names, and blocks of convolutions in any order that timm takes."""
+    rng, audio, text, vision = case.random, config["audio_config"], config["text_config"], config["vision_config"]
+    draw_layers(text, rng)
+    bins, heads = rng.choice([8, 13, 16, 30]), rng.choice([1, 2, 3, 4])
+    audio |= {"hidden_size": heads * rng.choice([4, 6, 8, 16]), "conf_num_attention_heads": heads, "input_feat_size": bins}
+    audio |= {"conf_num_hidden_layers": rng.randint(1, 3), "sscp_conv_channel_size": [rng.choice([3, 8]), rng.choice([4, 8])]}
+    audio |= {"conf_conv_kernel_size": rng.choice([1, 3, 5]), "conf_residual_weight": rng.choice([0.5, 0.8])}
+    audio |= {"conf_attention_chunk_size": rng.choice([2, 5, 12]), "conf_attention_context_left": rng.choice([2, 5, 13])}
+    audio |= {"conf_attention_context_right": rng.choice([0, 0, 1, 3]), "conf_attention_logit_cap": rng.choice([2.0, 50.0])}
+    audio |= {"gradient_clipping": rng.choice([1e10, 1e10, 2.0]), "conf_reduction_factor": rng.choice([4, 4, 5])}
+    # Tokens of images and sounds have no inputs of layers.
+    text["vocab_size_per_layer_input"] = rng.choice([300, 379])
+    side, count = rng.choice([2, 3, 4]), rng.choice([2, 3, 4])
+    size = [side * rng.choice([1, 2]) * 2**count for _ in range(2)]
+    config["vision_soft_tokens_per_image"] = side * side
+    blocks = [draw_stage(rng) for _ in range(count)]
+    vision["model_args"] = {"stem_size": rng.choice([8, 16]), "msfa_output_resolution": side, "block_args": blocks}
+    both = read_json(HEARING / case.family / "preprocessor_config.json")
+    both |= {"size": {"height": size[0], "width": size[1]}, "resample": rng.choice([2, 3]), "do_normalize": rng.random() < 0.5}
+    both |= {"feature_size": bins, "preemphasis": rng.choice([0.0, 0.97]), "preemphasis_htk_flavor": rng.random() < 0.5}
+    both |= {"fft_overdrive": rng.random() < 0.7, "frame_length_ms": rng.choice([20.0, 32.0])}
+    both |= {"input_scale_factor": rng.choice([1.0, 2.0]), "mel_floor": rng.choice([1e-5, 1e-2])}
+    write_json(case.folder / "preprocessor_config.json", both)
+
+
+def draw_stage(rng: Random) -> list[Config]:
+    """Blocks, of which the first takes every other place and the last is no attention."""
+    channels = rng.choice([8, 16, 24])
+    first = [edge(2, channels, rng.choice([1.0, 2.5])), inverted(2, channels, 2.0, rng.choice([0, 3]), rng.choice([3, 4, 5]))]
+    between = [attention(channels, rng.choice([1, 3]), rng.choice([8, 16]), rng.choice([1, 2])) for _ in range(rng.randint(0, 2))]
+    last = [edge(1, channels, 1.6), inverted(1, channels, rng.choice([1.0, 3.0]), rng.choice([0, 3, 5]), rng.choice([0, 0, 3]))]
+    return [rng.choice(first), *between, rng.choice(last)]
+
+
 DRAWS: dict[str, Callable[[Case, Config], None]] = {
     "voxtral": draw_voxtral,
+    "gemma3n": draw_gemma3n,
     "gemma4": draw_gemma4,
     "qwen2_audio": draw_pooled,
     "audioflamingo3": draw_pooled,
     "glmasr": draw_glmasr,
 }
 """What only some families have, in the configuration and in those of the processors."""
-SEEING = {"gemma4"}
+SEEING = {"gemma3n", "gemma4"}
 """Families whose models see as well."""
 MASKS = {"qwen2_audio": "feature_attention_mask", "audioflamingo3": "input_features_mask", "glmasr": "input_features_mask"}
 """What tells a reference which frames are of sounds, where chunks become features each for itself."""
@@ -157,7 +195,11 @@ class Auto:
 
     @staticmethod
     def from_config(config: Any, **options: Any) -> Any:
-        return getattr(transformers, config.architectures[0])._from_config(config, **options)
+        # timm takes what it reads of its blocks out of them.
+        kept = copy.deepcopy(config)
+        model = getattr(transformers, config.architectures[0])._from_config(config, **options)
+        model.config = kept
+        return model
 
     @staticmethod
     def from_pretrained(folder: Path, **options: Any) -> Any:
@@ -176,7 +218,9 @@ def draw_sound(rng: Random, most: int = 4 * RATE) -> numpy.ndarray:
 def draw_messages(case: Case) -> tuple[list[Config], list[numpy.ndarray], list[Image.Image]]:
     """A message with one or two sounds, and perhaps an image, and those."""
     rng = case.random
-    kinds = ["audio"] * rng.choice([1, 1, 2]) + ["image"] * (case.family in SEEING and rng.random() < 0.5)
+    # Of several, Gemma 3n's processor fills all but the longest up.
+    count = 1 if case.family == "gemma3n" else rng.choice([1, 1, 2])
+    kinds = ["audio"] * count + ["image"] * (case.family in SEEING and rng.random() < 0.5)
     rng.shuffle(kinds)
     most = 4 * RATE
     if case.family in ONE_CHUNK:
@@ -219,6 +263,12 @@ def gemma4_inputs(case: Case, sounds: list[numpy.ndarray]) -> dict[str, torch.Te
     return {name: given[name] for name in ("input_features", "input_features_mask")}
 
 
+def gemma3n_inputs(case: Case, sounds: list[numpy.ndarray]) -> dict[str, torch.Tensor]:
+    """A sound."""
+    given = Gemma3nAudioFeatureExtractor(**read_json(case.folder / "preprocessor_config.json"))(sounds, return_tensors="pt")
+    return {name: given[name] for name in ("input_features", "input_features_mask")}
+
+
 def inputs_of(
     case: Case, sounds: list[numpy.ndarray], images: list[Image.Image], token_ids: list[int]
 ) -> dict[str, torch.Tensor]:
@@ -227,10 +277,12 @@ def inputs_of(
         return masked_inputs(case, sounds)
     if case.family not in SEEING:
         return whisper_inputs(case, sounds)
-    inputs = gemma4_inputs(case, sounds)
+    inputs = gemma3n_inputs(case, sounds) if case.family == "gemma3n" else gemma4_inputs(case, sounds)
     if images:
         seen = AutoImageProcessor.from_pretrained(case.folder, backend="pil")(images=images, return_tensors="pt")
         inputs |= {name: value for name, value in seen.items() if name != "num_soft_tokens_per_image"}
+    if case.family == "gemma3n":
+        return inputs
     inputs["mm_token_type_ids"] = (torch.tensor([token_ids]) == case.configuration["image_token_id"]).long()
     return inputs
 

@@ -12,7 +12,8 @@ use crate::{
 };
 
 /// The feature extractors that are implemented.
-const KNOWN: &str = "WhisperFeatureExtractor, Gemma4AudioFeatureExtractor and Phi4MultimodalFeatureExtractor";
+const KNOWN: &str =
+    "WhisperFeatureExtractor, Gemma3nAudioFeatureExtractor, Gemma4AudioFeatureExtractor and Phi4MultimodalFeatureExtractor";
 
 /// What makes features of a sound.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -41,7 +42,7 @@ pub enum Kind {
         /// `chunk_length`: sounds are filled up with silence to a multiple of so many seconds.
         chunk_seconds: usize,
     },
-    /// `Gemma4AudioFeatureExtractor`.
+    /// `Gemma4AudioFeatureExtractor` and `Gemma3nAudioFeatureExtractor`.
     Gemma4(Gemma4),
     /// `Phi4MultimodalFeatureExtractor`.
     Phi4(Phi4),
@@ -59,6 +60,26 @@ const IGNORED: [&str; 10] = [
     "return_attention_mask",
     "transformers_version",
     "audio_token",
+];
+/// Keys of images, in a file that is of both.
+const OF_IMAGES: [&str; 17] = [
+    "audio_seq_length",
+    "crop_size",
+    "data_format",
+    "default_to_square",
+    "device",
+    "disable_grouping",
+    "image_mean",
+    "image_processor_type",
+    "image_seq_length",
+    "image_std",
+    "image_token",
+    "input_data_format",
+    "pad_size",
+    "resample",
+    "rescale_factor",
+    "return_tensors",
+    "size",
 ];
 const READ: [&str; 8] =
     ["chunk_length", "dither", "feature_size", "hop_length", "n_fft", "padding_side", "padding_value", "sampling_rate"];
@@ -114,7 +135,8 @@ impl Processor {
         let fields = Fields { what, json };
         match json.get("feature_extractor_type").and_then(Value::as_str) {
             Some("WhisperFeatureExtractor") => Self::whisper(&fields),
-            Some("Gemma4AudioFeatureExtractor") => gemma4::read(&fields),
+            Some("Gemma4AudioFeatureExtractor") => gemma4::read(&fields, false),
+            Some("Gemma3nAudioFeatureExtractor") => gemma4::read(&fields, true),
             Some("Phi4MultimodalFeatureExtractor" | "Phi4MMAudioFeatureExtractor") => phi4::read(&fields),
             Some(other) => Err(fields.error(format!("feature_extractor_type {other} is not known; {KNOWN} are"))),
             None => Err(fields.error(format!("feature_extractor_type is missing; {KNOWN} are known"))),
@@ -186,7 +208,11 @@ impl Fields<'_> {
 
     /// That no key beside those which are read would change the result, and nothing asks for noise or other padding.
     pub(crate) fn check(&self, read: &[&str]) -> Result<(), SoundError> {
-        for (key, value) in self.json.iter().filter(|(key, _)| !IGNORED.contains(&&key[..]) && !read.contains(&&key[..])) {
+        // Some files are of both processors of a model.
+        let is_both = self.value("image_processor_type").is_some();
+        let is_image_s = |key: &str| is_both && (OF_IMAGES.contains(&key) || key.starts_with("do_"));
+        let is_known = |key: &str| IGNORED.contains(&key) || read.contains(&key) || is_image_s(key);
+        for (key, value) in self.json.iter().filter(|(key, _)| !is_known(key)) {
             if value == &Value::Bool(true) {
                 return Err(self.error(format!("{key} is true, which is not supported; without it sounds can be processed")));
             }

@@ -1,4 +1,4 @@
-//! Log-mel features of Gemma 4, by `Gemma4AudioFeatureExtractor`.
+//! Log-mel features of Gemma 4 and of Gemma 3n, by `Gemma4AudioFeatureExtractor` and `Gemma3nAudioFeatureExtractor`.
 
 use realfft::RealFftPlanner;
 use serde::Serialize;
@@ -23,16 +23,31 @@ pub struct Gemma4 {
     pub is_htk: bool,
     /// What samples are multiplied by.
     pub scale: f64,
-    /// Added to each value before its logarithm.
+    /// Added to each value before its logarithm, or the least of values.
     pub floor: f64,
     /// Taken away from each bin.
     pub means: Option<Vec<f64>>,
     /// By which each bin is divided.
     pub deviations: Option<Vec<f64>>,
+    /// As Gemma 3n has them: nothing is before the first sample, zeros are behind the last, and values are no less than the
+    /// floor, which is not added.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_gemma3n: bool,
 }
 
 /// Samples that a sound may have: 30 seconds.
 const MAX_SAMPLES: usize = 480_000;
+
+/// What a family takes where a file says nothing.
+struct Usual {
+    frame_ms: f64,
+    hertz: [f64; 2],
+    preemphasis: f64,
+    floor: f64,
+}
+
+const GEMMA4: Usual = Usual { frame_ms: 20.0, hertz: [0.0, 8000.0], preemphasis: 0.0, floor: 1e-3 };
+const GEMMA3N: Usual = Usual { frame_ms: 32.0, hertz: [125.0, 7600.0], preemphasis: 0.97, floor: 1e-5 };
 
 const READ: [&str; 19] = [
     "dither",
@@ -56,8 +71,12 @@ const READ: [&str; 19] = [
     "sampling_rate",
 ];
 
+/// Of so many samples a sound of Gemma 3n has a multiple.
+const MULTIPLE: usize = 128;
+
 /// From the object of a model's file.
-pub(crate) fn read(fields: &Fields<'_>) -> Result<Processor, SoundError> {
+pub(crate) fn read(fields: &Fields<'_>, is_gemma3n: bool) -> Result<Processor, SoundError> {
+    let usual = if is_gemma3n { GEMMA3N } else { GEMMA4 };
     fields.check(&READ)?;
     let (num_mel_bins, sampling_rate) = (fields.whole("feature_size", 128, [1, 1024])?, fields.rate()?);
     let samples = |key: &str, usual: f64| {
@@ -69,8 +88,8 @@ pub(crate) fn read(fields: &Fields<'_>) -> Result<Processor, SoundError> {
             Err(fields.error(format!("{key} gives {length} samples, and 2 to 16384 are wanted")))
         }
     };
-    let (frame_length, hop_length) = (samples("frame_length_ms", 20.0)?, samples("hop_length_ms", 10.0)?);
-    let n_fft = frame_length.next_power_of_two() << usize::from(fields.flag("fft_overdrive", false)?);
+    let (frame_length, hop_length) = (samples("frame_length_ms", usual.frame_ms)?, samples("hop_length_ms", 10.0)?);
+    let n_fft = frame_length.next_power_of_two() << usize::from(fields.flag("fft_overdrive", is_gemma3n)?);
     // These follow from others, whatever a file says.
     for (key, wanted) in [("frame_length", frame_length), ("hop_length", hop_length), ("fft_length", n_fft)] {
         if let Some(given) = fields.value(key).filter(|given| given.as_u64() != Some(wanted as u64)) {
@@ -78,7 +97,10 @@ pub(crate) fn read(fields: &Fields<'_>) -> Result<Processor, SoundError> {
         }
     }
     let nyquist = f64::from(sampling_rate / 2);
-    let hertz = [fields.number("min_frequency", 0.0, [0.0, nyquist])?, fields.number("max_frequency", 8000.0, [0.0, nyquist])?];
+    let hertz = [
+        fields.number("min_frequency", usual.hertz[0], [0.0, nyquist])?,
+        fields.number("max_frequency", usual.hertz[1], [0.0, nyquist])?,
+    ];
     if hertz[0] >= hertz[1] {
         return Err(fields.error(format!("min_frequency is {} and max_frequency {}", hertz[0], hertz[1])));
     }
@@ -87,13 +109,18 @@ pub(crate) fn read(fields: &Fields<'_>) -> Result<Processor, SoundError> {
     let gemma4 = Gemma4 {
         frame_length,
         hertz,
-        preemphasis: fields.number("preemphasis", 0.0, [0.0, 1.0])?,
+        preemphasis: fields.number("preemphasis", usual.preemphasis, [0.0, 1.0])?,
         is_htk: fields.flag("preemphasis_htk_flavor", true)?,
         scale: fields.number("input_scale_factor", 1.0, [-1e6, 1e6])?,
-        floor: fields.number("mel_floor", 1e-3, [1e-30, 1e6])?,
+        floor: fields.number("mel_floor", usual.floor, [1e-30, 1e6])?,
         means,
         deviations,
+        is_gemma3n,
     };
+    if is_gemma3n && frame_length < MULTIPLE {
+        let why = format!("frame_length_ms gives {frame_length} samples, and {MULTIPLE} or more are wanted");
+        return Err(fields.error(why));
+    }
     Ok(Processor {
         num_mel_bins,
         sampling_rate,
@@ -116,7 +143,12 @@ fn bins(fields: &Fields<'_>, key: &str, count: usize, is_usable: fn(f64) -> bool
 impl Gemma4 {
     /// Samples before the first, which are zeros.
     fn num_before(&self) -> usize {
-        self.frame_length / 2
+        if self.is_gemma3n { 0 } else { self.frame_length / 2 }
+    }
+
+    /// Samples of a sound of so many, with those that are filled up behind.
+    fn filled(&self, num_samples: usize) -> usize {
+        if self.is_gemma3n { num_samples.next_multiple_of(MULTIPLE) } else { num_samples }
     }
 
     /// Samples without which there is no frame. A frame looks at one sample behind it.
@@ -126,7 +158,7 @@ impl Gemma4 {
 
     /// Frames of so many samples: those that end within them.
     pub(crate) fn num_frames(&self, num_samples: usize, hop_length: usize) -> usize {
-        num_samples.checked_sub(self.least()).map_or(0, |rest| rest / hop_length + 1)
+        self.filled(num_samples).checked_sub(self.least()).map_or(0, |rest| rest / hop_length + 1)
     }
 
     /// Frames of the longest sound.
@@ -154,7 +186,7 @@ impl Gemma4 {
         let (mut frame, mut spectrum) = (transform.make_input_vec(), transform.make_output_vec());
         let mut values = Vec::with_capacity(num_frames * num_mel_bins);
         let sample = |at: usize| {
-            let sample = at.checked_sub(self.num_before()).map_or(0.0, |at| samples[at]);
+            let sample = at.checked_sub(self.num_before()).and_then(|at| samples.get(at)).copied().unwrap_or_default();
             f64::from(sample) * self.scale
         };
         for number in 0..num_frames {
@@ -171,7 +203,8 @@ impl Gemma4 {
                     weights.iter().zip(&spectrum[*first..]).map(|(weight, value)| f64::from(*weight) * value.norm()).sum();
                 let mean = self.means.as_ref().map_or(0.0, |means| means[bin]);
                 let deviation = self.deviations.as_ref().map_or(1.0, |deviations| deviations[bin]);
-                values.push((((sum + self.floor).ln() - mean) / deviation) as f32);
+                let value = if self.is_gemma3n { sum.max(self.floor) } else { sum + self.floor };
+                values.push(((value.ln() - mean) / deviation) as f32);
             }
         }
         Ok(Features { num_mel_bins, num_frames, chunks: vec![values], lens: vec![num_frames] })

@@ -108,7 +108,7 @@ pub enum MultimodalArchitecture {
 
 impl MultimodalArchitecture {
     /// Those whose images or sounds are computed.
-    const IMPLEMENTED: [Self; 19] = [
+    const IMPLEMENTED: [Self; 20] = [
         Self::LLaVA,
         Self::LLaVANext,
         Self::Idefics2,
@@ -125,6 +125,7 @@ impl MultimodalArchitecture {
         Self::Phi4MM,
         Self::Lfm2Vl,
         Self::Llama4,
+        Self::Gemma3n,
         Self::Gemma4,
         Self::VLlama,
         Self::Voxtral,
@@ -149,6 +150,7 @@ impl MultimodalArchitecture {
             Self::Phi4MM => &["phi4mm", "phi4_multimodal"],
             Self::Lfm2Vl => &["lfm2_vl"],
             Self::Llama4 => &["llama4"],
+            Self::Gemma3n => &["gemma3n"],
             Self::Gemma4 => &["gemma4"],
             Self::VLlama => &["mllama"],
             Self::Voxtral => &["voxtral"],

@@ -51,6 +51,19 @@ pub trait ElementwisePhases {
         }
     }
 
+    /// `x = activation(norm(x))`, or `norm(x)`.
+    fn normed(&self, x: &mut Tensor, norm: &Norm, activation: Option<Activation>) {
+        let cols = x.cols();
+        for row in x.as_mut_slice().chunks_exact_mut(cols) {
+            norm.apply(row);
+            if let Some(activation) = activation {
+                for x in row {
+                    *x = activation.apply(*x);
+                }
+            }
+        }
+    }
+
     /// `gate = activation(gate) * up`.
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor);
 }

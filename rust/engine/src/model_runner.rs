@@ -282,6 +282,8 @@ impl ModelRunner {
         step: &StepMetadata,
     ) -> Result<(), EngineError> {
         self.prepare(token_ids, coordinates, step)?;
+        let hard = self.weights.encoders.hard_rows(&*self.backend, token_ids)?;
+        let images = MediaRows { hard: &hard, ..images };
         let cache = self.cache.as_ref().ok_or_else(without_cache)?;
         let states = self.states.as_ref();
         let (backend, precision, first_layer) = (&*self.backend, self.options.precision, self.first_layer);

@@ -26,8 +26,10 @@ use media::{bits, config, edited, run};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-const MODELS: [&str; 5] = ["voxtral", "gemma4", "qwen2_audio", "audioflamingo3", "glmasr"];
-/// The one that sees as well.
+const MODELS: [&str; 6] = ["voxtral", "gemma3n", "gemma4", "qwen2_audio", "audioflamingo3", "glmasr"];
+/// Those that see as well.
+const BOTH: [&str; 2] = ["gemma3n", "gemma4"];
+/// Of them the one whose rows of images see each other.
 const SEEING: &str = "gemma4";
 
 #[derive(Deserialize)]
@@ -80,7 +82,7 @@ fn image() -> Media {
 /// What is encoded of a case: images, and sounds or chunks of them.
 fn num_encoded(name: &str, case: &Case) -> (usize, usize) {
     let chunks = |sound: &DrawnSound| match name {
-        "gemma4" | "qwen2_audio" => 1,
+        "gemma3n" | "gemma4" | "qwen2_audio" => 1,
         "glmasr" => sound.len.div_ceil(32_000),
         _ => sound.len.div_ceil(16_000),
     };
@@ -130,7 +132,7 @@ fn difference(case: &Case, completion: &Completion) -> f64 {
 fn every_family_hears_as_transformers_does() {
     for name in MODELS {
         let engine = engine(name, &config());
-        let kinds = if name == SEEING { &MediaKind::ALL[..] } else { &[MediaKind::Sound] };
+        let kinds = if BOTH.contains(&name) { &MediaKind::ALL[..] } else { &[MediaKind::Sound] };
         assert_eq!(engine.media_kinds(), kinds);
         for (number, case) in golden(name).cases.iter().enumerate() {
             let what = format!("{name}, case {number}");
@@ -169,13 +171,15 @@ fn the_kernels_of_a_gpu_hear_the_same() {
         let gpu: Arc<dyn Backend> = Arc::new(CudaBackend::with(driver, options).unwrap());
         let small = EngineConfig { max_num_batched_tokens: 512, max_num_seqs: 2, ..config() };
         let engine = Engine::load_onto(&gpu, &source(name), &small, &|_| {}).unwrap();
-        let case = &golden(name).cases[0];
-        let mut asked = request(case);
-        asked.sampling.max_tokens = Some(2);
-        let (_, completion) = run(&engine, asked);
-        let difference = difference(case, &completion);
-        assert!(difference < 2e-3, "{name}: {difference}");
-        assert_eq!(completion.choices[0].token_ids, case.greedy_ids[..2], "{name}");
+        // The third is of an image alone.
+        for case in golden(name).cases.iter().step_by(2) {
+            let mut asked = request(case);
+            asked.sampling.max_tokens = Some(2);
+            let (_, completion) = run(&engine, asked);
+            let difference = difference(case, &completion);
+            assert!(difference < 2e-3, "{name}: {difference}");
+            assert_eq!(completion.choices[0].token_ids, case.greedy_ids[..2], "{name}");
+        }
     }
 }
 
@@ -192,12 +196,16 @@ fn chunks_batches_and_what_is_cached_change_no_bits() {
         let mut small = EngineConfig { max_num_batched_tokens: step, ..config() };
         small.paged_attention.block_size = Some(8);
         let engine = engine(name, &small);
+        let mut has_seen = false;
         for (case, expected) in golden.cases.iter().zip(&alone) {
             let text = common::serving::request(3, 20, 12);
             let beside = [engine.submit(text.clone()).unwrap(), engine.submit(text).unwrap()];
             let (_, cold) = run(&engine, request(case));
             assert_eq!(&bits(&cold), expected, "{name}: in chunks, beside others");
             let (num_images, num_chunks) = num_encoded(name, case);
+            // All cases have the same image.
+            let num_images = if has_seen { 0 } else { num_images };
+            has_seen |= num_images > 0;
             assert_eq!((cold.usage.encoded_sounds, cold.usage.encoded_images), (num_chunks, num_images), "{name}");
             let (_, warm) = run(&engine, request(case));
             assert_eq!(&bits(&warm), expected, "{name}: with its prefix cached");
@@ -212,7 +220,8 @@ fn chunks_batches_and_what_is_cached_change_no_bits() {
 #[test]
 fn preempted_requests_and_those_without_a_cache_encode_again() {
     for name in MODELS {
-        let case = &golden(name).cases[1];
+        // Windows give back most of what a prompt takes, so that one of few tokens is wanted where each sound has many.
+        let case = &golden(name).cases[if name == "gemma3n" { 2 } else { 1 }];
         let mut asked = request(case);
         asked.sampling.max_tokens = Some(80);
         let expected = bits(&run(&engine(name, &config()), asked.clone()).1);
@@ -242,18 +251,19 @@ fn preempted_requests_and_those_without_a_cache_encode_again() {
 /// Features that are not Whisper's.
 #[test]
 fn features_are_those_of_transformers() {
-    let json: Value = serde_json::from_slice(&std::fs::read(dir(SEEING).join("processor_config.json")).unwrap()).unwrap();
-    let processor = engine::audio::Processor::from_json("test", json["feature_extractor"].as_object().unwrap()).unwrap();
-    let golden = golden(SEEING);
-    let Media::Sound(sound) = sound(&golden.cases[0].sounds[0].name, golden.cases[0].sounds[0].len) else { unreachable!() };
-    let features = processor.process(&sound).unwrap();
-    assert_eq!(processor.frames_of(&sound), [features.num_frames]);
-    let (last, _) = golden.features.last().unwrap();
-    assert_eq!(last + 1, features.num_frames);
-    for (frame, expected) in &golden.features {
-        let found = &features.chunks[0][frame * features.num_mel_bins..][..features.num_mel_bins];
-        let most = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(most < 1e-4, "frame {frame}: {most}");
+    for name in BOTH {
+        let processor = engine::audio::Processor::from_folder(&dir(name)).unwrap().unwrap();
+        let golden = golden(name);
+        let Media::Sound(sound) = sound(&golden.cases[0].sounds[0].name, golden.cases[0].sounds[0].len) else { unreachable!() };
+        let features = processor.process(&sound).unwrap();
+        assert_eq!(processor.frames_of(&sound), [features.num_frames]);
+        let (last, _) = golden.features.last().unwrap();
+        assert_eq!(last + 1, features.num_frames, "{name}");
+        for (frame, expected) in &golden.features {
+            let found = &features.chunks[0][frame * features.num_mel_bins..][..features.num_mel_bins];
+            let most = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(most < 1e-4, "{name}, frame {frame}: {most}");
+        }
     }
 }
 
@@ -384,6 +394,27 @@ fn a_configuration_that_makes_no_sense_is_refused_by_its_key() {
         ("gemma4", "config.json", "\"boa_token_id\":29,", "", "boa_token_id"),
         ("gemma4", "processor_config.json", "Gemma4Audio", "Whisper", "goes with features of Gemma4AudioFeatureExtractor"),
         ("gemma4", "processor_config.json", "\"feature_extractor\"", "\"no\"", "preprocessor_config.json"),
+        ("gemma3n", "config.json", "context_left\":5", "context_left\":1", "conf_attention_context_left"),
+        ("gemma3n", "config.json", "_size\":[8,4]", "_size\":[8,4],\"sscp_conv_stride_size\":[[1,2],[2,2]]", "stride_size"),
+        ("gemma3n", "config.json", "feat_size\":16", "feat_size\":17", "input_feat_size"),
+        ("gemma3n", "config.json", "per_image\":188", "per_image\":187", "the longest sound has 188 vectors"),
+        ("gemma3n", "config.json", "vocab_size\":20", "vocab_size\":18", "need vectors, and `vocab_size` is 18"),
+        ("gemma3n", "config.json", "cap\":3.0", "cap\":3.0,\"conf_reduction_factor\":2", "has 375 vectors"),
+        ("gemma3n", "config.json", "layer_input\":379", "layer_input\":400", "vocab_size_per_layer_input"),
+        ("gemma3n", "config.json", "300m_enc", "900m_enc", "architecture"),
+        ("gemma3n", "config.json", "per_image\":16", "per_image\":17", "vision_soft_tokens_per_image"),
+        ("gemma3n", "config.json", "vocab_size\":3,", "vocab_size\":3,\"hidden_size\":1024,", "hidden_size"),
+        ("gemma3n", "config.json", "_resolution\":4", "_resolution\":4,\"drop_path_rate\":0.1", "drop_path_rate"),
+        ("gemma3n", "config.json", "_resolution\":4", "_resolution\":5", "vision_soft_tokens_per_image"),
+        ("gemma3n", "config.json", "kernel_size_end\":0", "kernel_size_end\":3", "dw_kernel_size_end"),
+        ("gemma3n", "config.json", "value_dim\":8", "value_dim\":16", "value_dim"),
+        ("gemma3n", "config.json", "stride\":1,\"act", "stride\":2,\"act", "stride"),
+        ("gemma3n", "config.json", "\"er\"", "\"ir\"", "block_type"),
+        ("gemma3n", "config.json", "act_layer\":null", "act_layer\":\"relu\"", "act_layer"),
+        ("gemma3n", "preprocessor_config.json", "\"height\": 64", "\"height\": 66", "whole parts of 4 times 4"),
+        ("gemma3n", "preprocessor_config.json", "\"do_resize\": true", "\"do_resize\": false", "do_resize"),
+        ("gemma3n", "preprocessor_config.json", "Siglip", "CLIP", "SiglipImageProcessor"),
+        ("gemma3n", "preprocessor_config.json", "Gemma3nAudio", "Gemma4Audio", "Gemma3nAudioFeatureExtractor"),
         ("glmasr", "config.json", "intermediate_size\":128", "intermediate_size\":64", "4 times the width"),
         ("glmasr", "config.json", "rope_type\":\"default\",\"rope_theta\":10000.0,\"p", "rope_type\":\"yarn\",\"p", "`yarn`"),
         ("glmasr", "config.json", "rotary_factor\":0.5", "rotary_factor\":1.5", "partial_rotary_factor"),
@@ -393,8 +424,8 @@ fn a_configuration_that_makes_no_sense_is_refused_by_its_key() {
     for (name, file, from, to, part) in refused.chain(others) {
         let copy = edited(&dir(name), file, from, to);
         let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
-        let error = Engine::load(&source, &config(), &|_| {}).err().unwrap().to_string();
-        assert!(error.contains(part), "{error}");
+        let error = Engine::load(&source, &config(), &|_| {}).err().map(|error| error.to_string());
+        assert!(error.as_ref().is_some_and(|error| error.contains(part)), "{name}: {to}: {error:?}");
     }
 }
 

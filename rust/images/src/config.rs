@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     Filter, ImageError,
+    of_sounds::OF_SOUNDS,
     resize::check_pixels,
     tiling::{Canvas, PanAndScan, READ_BY, Tiling},
 };
@@ -397,7 +398,9 @@ impl<'a> Keys<'a> {
     /// Keys that nobody reads are refused if they switch something on, and logged otherwise.
     fn check_rest(&self, kind: ProcessorKind) -> Result<(), ImageError> {
         let is_own = |key: &str| READ_BY.iter().any(|(own, keys)| *own == kind && keys.contains(&key));
-        for (key, value) in self.json {
+        let named = |key: &str| self.get(key).and_then(Value::as_str).unwrap_or_default();
+        let is_both = !named("image_processor_type").is_empty() && named("feature_extractor_type").contains("Audio");
+        for (key, value) in self.json.iter().filter(|(key, _)| !is_both || !OF_SOUNDS.contains(&key.as_str())) {
             let off = value.is_null() || value == &Value::Bool(false);
             if off || IGNORED.contains(&key.as_str()) || READ.contains(&key.as_str()) || is_own(key) {
                 continue;

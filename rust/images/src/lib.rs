@@ -7,6 +7,7 @@
 mod config;
 mod decode;
 mod jpeg;
+mod of_sounds;
 mod orientation;
 mod phi4;
 mod process;

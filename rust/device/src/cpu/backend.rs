@@ -15,12 +15,15 @@ use super::{
     latent::{self, LatentScratch},
     linear::{
         self, ExpertScratch, LinearContext, LinearScratch,
-        elementwise::{gate_row, sigmoid_gate},
+        elementwise::{activate_row, gate_row, normed_row, sigmoid_gate},
     },
     recurrent::{self, RecurrentScratch},
     reference,
     rope::rope_and_cache,
 };
+
+/// Rows of a norm that a thread takes at once.
+const NORMED_ROWS: usize = 16;
 
 /// The fast CPU backend: a persistent thread pool and the kernels of one instruction set. Its buffers live from step to step.
 pub struct CpuBackend {
@@ -105,6 +108,21 @@ impl RecurrentPhases for CpuBackend {
 impl StreamPhases for CpuBackend {}
 
 impl ElementwisePhases for CpuBackend {
+    fn normed(&self, x: &mut Tensor, norm: &Norm, activation: Option<Activation>) {
+        let cols = x.cols();
+        // Each row is one thread's, so nobody waits.
+        let rows: Vec<_> = x.as_mut_slice().chunks_exact_mut(cols).map(Mutex::new).collect();
+        self.pool.for_each_range(rows.len(), NORMED_ROWS, &|start, end| {
+            for row in &rows[start..end] {
+                let mut row = row.lock().unwrap_or_else(PoisonError::into_inner);
+                normed_row(self.isa, norm, &mut row);
+                if let Some(activation) = activation {
+                    activate_row(self.isa, activation, &mut row);
+                }
+            }
+        });
+    }
+
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {
         gate_row(self.isa, activation, gate.as_mut_slice(), up.as_slice());
     }

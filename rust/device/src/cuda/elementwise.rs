@@ -180,6 +180,15 @@ impl ElementwisePhases for CudaBackend {
         done(self.scale_and_clamp(x, 1.0, bounds));
     }
 
+    fn normed(&self, x: &mut Tensor, norm: &Norm, activation: Option<Activation>) {
+        let x = rows(x);
+        let pass = NormPass { norm: Some(norm), out: x.at, ..NormPass::default() };
+        done(self.norm_pass(&mut self.state().constants, x, &pass));
+        if let Some(activation) = activation {
+            done(self.activate(x, 0, (x.at, x.element), Gating::of(activation)));
+        }
+    }
+
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {
         assert_eq!([gate.rows(), gate.cols()], [up.rows(), up.cols()], "rows and columns of a gate and what it gates");
         let gate = rows(gate);

@@ -2,6 +2,8 @@
 
 mod check;
 mod cohere;
+mod gemma3n;
+mod gemma3n_audio;
 mod gemma4;
 mod gemma4_audio;
 mod glm4v;
@@ -55,7 +57,7 @@ const AUDIO: &str = "audio_config";
 pub(super) const ABOUT_IMAGES: &str = "max_edge (--max-edge) is about images, and this model takes sounds: leave it out";
 
 /// Every family whose images or sounds are computed.
-const FAMILIES: [Family; 26] = [
+const FAMILIES: [Family; 28] = [
     Family { model_types: &["llava"], key: VISION, is_one: false, read: llava },
     Family { model_types: &["llava_next"], key: VISION, is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], key: VISION, is_one: false, read: idefics2 },
@@ -65,6 +67,8 @@ const FAMILIES: [Family; 26] = [
     Family { model_types: &["qwen3_vl", "qwen3_vl_moe"], key: VISION, is_one: false, read: qwen::qwen3_vl },
     Family { model_types: &["qwen3_5", "qwen3_5_moe"], key: VISION, is_one: false, read: qwen::qwen3_5 },
     Family { model_types: &["gemma3"], key: VISION, is_one: false, read: gemma3 },
+    Family { model_types: &["gemma3n"], key: VISION, is_one: false, read: gemma3n::gemma3n },
+    Family { model_types: &["gemma3n"], key: AUDIO, is_one: false, read: gemma3n_audio::gemma3n_audio },
     Family { model_types: &["gemma4"], key: VISION, is_one: false, read: gemma4::gemma4 },
     Family { model_types: &["gemma4"], key: AUDIO, is_one: false, read: gemma4_audio::gemma4_audio },
     Family { model_types: &["mistral3"], key: VISION, is_one: false, read: mistral3 },
@@ -343,6 +347,7 @@ impl Reader<'_, '_> {
             processor: self.processor.clone(),
             silence: Silence::Heard,
             beside_images: None,
+            hard: None,
         }
     }
 

@@ -3,6 +3,14 @@
 use device::{Activation, NormKind};
 
 use super::speech::SpeechConfig;
+pub use super::{
+    conformer::{
+        config::{ConformerConfig, ConformerStyle},
+        names::{ConformerNames, GEMMA3N, GEMMA4},
+    },
+    hard::{Filled, HardTokens},
+    mobile::config::MobileConfig,
+};
 
 /// An encoder of images or of sounds, and how its outputs come into a prompt. A chunk of a sound is to it a tile of one row,
 /// whose patches are frames.
@@ -41,6 +49,8 @@ pub struct MediaConfig {
     pub silence: Silence,
     /// What takes the place of a sound's projector in a prompt that has images as well.
     pub beside_images: Option<ProjectorConfig>,
+    /// Tokens that have vectors as well.
+    pub hard: Option<HardTokens>,
 }
 
 /// What becomes of the silence that fills up the last chunk of a sound.
@@ -63,6 +73,8 @@ pub enum Body {
     Conformer(ConformerConfig),
     /// That of Phi-4-multimodal.
     Speech(SpeechConfig),
+    /// Convolutions, which see.
+    Mobile(Box<MobileConfig>),
 }
 
 impl From<TowerConfig> for Body {
@@ -81,62 +93,6 @@ impl From<ConformerConfig> for Body {
     fn from(conformer: ConformerConfig) -> Self {
         Self::Conformer(conformer)
     }
-}
-
-/// A conformer (Gulati et al. 2020, arXiv:2005.08100) as Gemma 4 has it: two convolutions over frames and mel bins that take
-/// every other place of both, then layers of a feed-forward network, attention to what is near, a convolution over time, and a
-/// second feed-forward network, and a matrix behind them.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ConformerConfig {
-    /// Values of a frame of the features.
-    pub num_mel_bins: usize,
-    /// Frames of the longest sound.
-    pub max_frames: usize,
-    /// What comes out of each of the two convolutions, of each place.
-    pub channels: [usize; 2],
-    /// Width of the residual stream; feed-forward networks have four times as many columns.
-    pub hidden_size: usize,
-    /// Heads of queries, keys and values.
-    pub num_heads: usize,
-    /// Layers.
-    pub num_layers: usize,
-    /// Places that the convolution over time sees: its own and those before.
-    pub kernel_size: usize,
-    /// How much of a feed-forward network's output is added.
-    pub ffn_scale: f32,
-    /// `attention_chunk_size`, of which positions depend.
-    pub chunk_size: usize,
-    /// Places before its own that a position reaches; attention sees one less.
-    pub left: usize,
-    /// The same behind it.
-    pub right: usize,
-    /// Bound of scores.
-    pub score_cap: f32,
-    /// Bound of states before and behind parts of a layer.
-    pub state_cap: f32,
-    /// Of networks and of the convolution over time.
-    pub activation: Activation,
-    /// Added to the mean square, where a checkpoint's family lets a configuration say it.
-    pub eps: f32,
-    /// What goes into each product of a layer is bounded, and what comes out, by numbers that lie beside its matrix.
-    pub is_bounded: bool,
-    /// Columns of what comes out.
-    pub out_features: usize,
-    /// What its weights are called.
-    pub names: ConformerNames,
-}
-
-/// What a conformer's weights are called, where that is not as in Hugging Face's layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConformerNames {
-    /// Before the number of a layer.
-    pub layers: &'static str,
-    /// Behind the name of a matrix whose product may be bounded.
-    pub bounded: &'static str,
-    /// Names there, and here.
-    pub others: &'static [(&'static str, &'static str)],
-    /// The factors of queries have been through softplus.
-    pub are_factors_soft: bool,
 }
 
 /// What makes an encoder's input.
@@ -522,6 +478,13 @@ pub enum Placeholder {
     },
     /// The token of the image or the sound, as often as there are vectors, between two others.
     Enclosed {
+        /// The token before them.
+        before: u32,
+        /// The one behind them.
+        after: u32,
+    },
+    /// The same with an empty line before and behind (Gemma 3n).
+    Apart {
         /// The token before them.
         before: u32,
         /// The one behind them.

@@ -1,6 +1,8 @@
 //! A conformer, which hears: products of the backend, and between them plain steps on the host over rows of places in time.
 
 mod attention;
+pub(crate) mod config;
+pub(crate) mod names;
 mod stem;
 
 use std::sync::{Mutex, PoisonError};
@@ -8,15 +10,12 @@ use std::sync::{Mutex, PoisonError};
 use device::{Backend, Constant, Linear, Norm, NormKind, Projection, StepMetadata};
 use images::Tile;
 
-use super::{
-    config::{ConformerConfig, ConformerNames},
-    stored,
-    tower::MAX_ROWS,
-    weights::TowerWeights,
-};
+use super::{stored, tower::MAX_ROWS, weights::TowerWeights};
 use crate::EngineError;
 use attention::Attention;
 pub(super) use attention::dot;
+use config::{ConformerConfig, ConformerStyle};
+use names::ConformerNames;
 use stem::Stem;
 
 /// Columns of a feed-forward network, by those of the residual stream.
@@ -29,7 +28,8 @@ pub(crate) struct Conformer {
     config: ConformerConfig,
     stem: Stem,
     layers: Vec<Layer>,
-    output: Linear,
+    /// Behind the layers, if there is one.
+    output: Option<Linear>,
 }
 
 /// A matrix, and the bounds of what goes into its product and of what comes out.
@@ -68,26 +68,14 @@ struct Layer {
 struct Reader<'a, 'b> {
     weights: &'a mut TowerWeights<'b>,
     place: String,
-    names: ConformerNames,
+    names: &'static ConformerNames,
     is_bounded: bool,
 }
 
-impl ConformerNames {
-    /// What a weight is called here.
-    fn of<'a>(&self, name: &'a str) -> &'a str {
-        self.others.iter().find(|(there, _)| *there == name).map_or(name, |(_, here)| here)
-    }
-}
-
 impl Reader<'_, '_> {
-    /// The whole name of a weight.
-    fn named(&self, name: &str) -> String {
-        format!("{}{}", self.place, self.names.of(name))
-    }
-
     fn bounded(&mut self, name: &str, shape: [usize; 2]) -> Result<Bounded, EngineError> {
-        let name = self.named(name);
-        let linear = self.weights.linear(&format!("{name}{}", self.names.bounded), shape)?;
+        let name = format!("{}{name}", self.place);
+        let linear = self.weights.linear(&format!("{name}{}", self.names.matrix), shape)?;
         let mut number = |what: &str| Ok::<_, EngineError>(self.weights.constant(&format!("{name}.{what}"), &[])?[0]);
         let bounds = if self.is_bounded {
             Some([[number("input_min")?, number("input_max")?], [number("output_min")?, number("output_max")?]])
@@ -98,50 +86,56 @@ impl Reader<'_, '_> {
     }
 
     fn linear(&mut self, name: &str, shape: [usize; 2]) -> Result<Linear, EngineError> {
-        self.weights.linear(&self.named(name), shape)
+        self.weights.linear(&format!("{}{name}", self.place), shape)
     }
 
     fn norm(&mut self, name: &str, len: usize, eps: f32) -> Result<Norm, EngineError> {
-        self.weights.norm(&self.named(name), len, (NormKind::Rms, eps, 0.0))
+        self.weights.norm(&format!("{}{name}", self.place), len, (NormKind::Rms, eps, 0.0))
     }
 
     fn constant(&mut self, name: &str, shape: &[usize]) -> Result<Constant, EngineError> {
-        self.weights.constant(&self.named(name), shape)
+        self.weights.constant(&format!("{}{name}", self.place), shape)
     }
 
-    fn feed_forward(&mut self, name: &str, hidden: usize) -> Result<FeedForward, EngineError> {
-        let inner = FFN_FACTOR * hidden;
+    fn feed_forward(&mut self, names: [&str; 4], hidden: usize) -> Result<FeedForward, EngineError> {
+        let (inner, [pre_norm, up, down, post_norm]) = (FFN_FACTOR * hidden, names);
         Ok(FeedForward {
-            pre_norm: self.norm(&format!("{name}.pre_layer_norm"), hidden, EPS)?,
-            up: self.bounded(&format!("{name}.ffw_layer_1"), [inner, hidden])?,
-            down: self.bounded(&format!("{name}.ffw_layer_2"), [hidden, inner])?,
-            post_norm: self.norm(&format!("{name}.post_layer_norm"), hidden, EPS)?,
+            pre_norm: self.norm(pre_norm, hidden, EPS)?,
+            up: self.bounded(up, [inner, hidden])?,
+            down: self.bounded(down, [hidden, inner])?,
+            post_norm: self.norm(post_norm, hidden, EPS)?,
         })
     }
 
     fn layer(&mut self, config: &ConformerConfig) -> Result<Layer, EngineError> {
-        let (hidden, eps) = (config.hidden_size, config.eps);
+        let (hidden, eps, names) = (config.hidden_size, config.eps, self.names);
+        let ([first, second], [pre_attn, post_attn]) = (names.ffns, names.attention_norms);
+        let [pre_norm, start, kernel, norm, end] = names.light;
         Ok(Layer {
-            ffns: [self.feed_forward("feed_forward1", hidden)?, self.feed_forward("feed_forward2", hidden)?],
-            pre_attn: self.norm("norm_pre_attn", hidden, EPS)?,
+            ffns: [self.feed_forward(first, hidden)?, self.feed_forward(second, hidden)?],
+            pre_attn: self.norm(pre_attn, hidden, EPS)?,
             attention: Attention::new(self, config)?,
-            post_attn: self.norm("norm_post_attn", hidden, EPS)?,
+            post_attn: self.norm(post_attn, hidden, EPS)?,
             light: Light {
-                pre_norm: self.norm("lconv1d.pre_layer_norm", hidden, eps)?,
-                start: self.bounded("lconv1d.linear_start", [2 * hidden, hidden])?,
-                kernel: self.constant("lconv1d.depthwise_conv1d.weight", &[hidden, 1, config.kernel_size])?,
-                norm: self.norm("lconv1d.conv_norm", hidden, eps)?,
-                end: self.bounded("lconv1d.linear_end", [hidden; 2])?,
+                pre_norm: self.norm(pre_norm, hidden, eps)?,
+                start: self.bounded(start, [2 * hidden, hidden])?,
+                kernel: self.constant(kernel, &[hidden, 1, config.kernel_size])?,
+                norm: self.norm(norm, hidden, eps)?,
+                end: self.bounded(end, [hidden; 2])?,
             },
-            out_norm: self.norm("norm_out", hidden, EPS)?,
+            out_norm: self.norm(names.out_norm, hidden, EPS)?,
         })
     }
 }
 
 impl ConformerConfig {
-    /// Places in time that so many frames become.
-    pub(crate) fn num_places(num_frames: usize) -> usize {
-        stem::halved(stem::halved(num_frames))
+    /// States that come out of so many frames.
+    pub(crate) fn num_places(&self, num_frames: usize) -> usize {
+        let of_layers = stem::halved(stem::halved(num_frames));
+        match self.style {
+            ConformerStyle::Gemma4 => of_layers,
+            ConformerStyle::Gemma3n { reduction } => of_layers.div_ceil(reduction),
+        }
     }
 
     /// Columns of the widest product.
@@ -155,7 +149,7 @@ impl ConformerConfig {
         let halved = stem::halved(self.max_frames).saturating_mul(stem::halved(self.num_mel_bins));
         // What comes out of the first convolution, what the second sees, and a copy where phases read it.
         let of_stem = halved.saturating_mul(2 * self.channels[0]).saturating_add(2 * MAX_ROWS * self.widest());
-        let of_layers = Self::num_places(self.max_frames).saturating_mul((2 * FFN_FACTOR + 6) * self.hidden_size);
+        let of_layers = stem::halved(stem::halved(self.max_frames)).saturating_mul((2 * FFN_FACTOR + 6) * self.hidden_size);
         (of_stem.max(of_layers) as u64).saturating_mul(size_of::<f32>() as u64)
     }
 }
@@ -167,10 +161,13 @@ impl Conformer {
         config: &ConformerConfig,
     ) -> Result<Self, EngineError> {
         let names = config.names;
-        let place = weights.place(places, &format!("{}.weight", names.of("output_proj")))?;
+        let place = weights.place(places, names.first)?;
         let mut reader = Reader { weights, place: place.clone(), names, is_bounded: config.is_bounded };
         let stem = Stem::new(&mut reader, config)?;
-        let output = reader.linear("output_proj", [config.out_features, config.hidden_size])?;
+        let output = match config.style {
+            ConformerStyle::Gemma4 => Some(reader.linear(names.output, [config.out_features, config.hidden_size])?),
+            ConformerStyle::Gemma3n { .. } => None,
+        };
         let mut layers = Vec::with_capacity(config.num_layers);
         for number in 0..config.num_layers {
             reader.place = format!("{place}{}{number}.", names.layers);
@@ -185,7 +182,14 @@ impl Conformer {
         for layer in &self.layers {
             self.layer(backend, layer, &mut states)?;
         }
-        product(backend, &self.output, &states)
+        match (&self.output, self.config.style) {
+            (Some(output), _) => product(backend, output, &states),
+            (None, ConformerStyle::Gemma3n { reduction }) => {
+                let hidden = self.config.hidden_size;
+                Ok(states.chunks_exact(hidden).step_by(reduction).flatten().copied().collect())
+            }
+            (None, ConformerStyle::Gemma4) => Ok(states),
+        }
     }
 
     fn layer(&self, backend: &dyn Backend, layer: &Layer, states: &mut Vec<f32>) -> Result<(), EngineError> {

@@ -1,10 +1,12 @@
 //! What a model has one of for images, or for sounds, or one of each.
 
+use device::Backend;
+
 use super::{
-    MediaConfig,
+    MediaConfig, MediaEncoder,
     arch::{PHI4, QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE, VOXTRAL},
 };
-use crate::MediaKind;
+use crate::{EngineError, MediaKind, model::decoder::VectorRows};
 
 /// One for images, one for sounds, or both.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,6 +100,17 @@ impl Encoders<MediaConfig> {
     /// The one whose rows see each other in the decoder, if there is one.
     pub(crate) fn with_spans(&self) -> Option<&MediaConfig> {
         self.iter().find(|config| config.sees_spans)
+    }
+}
+
+impl Encoders<MediaEncoder> {
+    /// The rows of a step whose tokens have vectors as images or sounds have them.
+    pub(crate) fn hard_rows(&mut self, backend: &dyn Backend, token_ids: &[u32]) -> Result<Vec<VectorRows>, EngineError> {
+        let mut all = Vec::new();
+        for encoder in self.images.iter_mut().chain(&mut self.sounds) {
+            all.extend(encoder.hard_rows(backend, token_ids)?);
+        }
+        Ok(all)
     }
 }
 

@@ -65,6 +65,8 @@ impl ItemLayout {
         let (num_rows, num_vectors) = if config.is_crossed {
             (1, image.tiles.len() * config.tower().map_or(0, TowerConfig::rows_of_tile))
         } else {
+            let filled = config.hard.as_ref().and_then(|hard| hard.filled).filter(|_| num_rows > 0);
+            let num_rows = filled.map_or(num_rows, |filled| filled.num_rows);
             (num_rows, num_rows)
         };
         Self { num_rows, num_vectors, of_tiles, of_tile, tiles, unpadded }
@@ -160,6 +162,12 @@ impl ItemLayout {
     }
 }
 
+/// Tokens between two others, with empty lines around these.
+fn apart(tokenizer: &Tokenizer, ids: [u32; 2], tokens: &str) -> String {
+    let [before, after] = ids.map(|id| tokenizer.token_text(id));
+    format!("\n\n{before}{tokens}{after}\n\n")
+}
+
 /// Which rows and columns of a picture of `[height, width]` are not padding, of an image of such a size that was made to fit it.
 /// As the models were trained: the padding before and behind is equal, rounded down.
 fn unpadded([height, width]: [usize; 2], original: (usize, usize)) -> [std::ops::Range<usize>; 2] {
@@ -217,6 +225,7 @@ impl MediaConfig {
             Placeholder::Enclosed { before, after } => {
                 [tokenizer.token_text(before), tokens, tokenizer.token_text(after)].concat()
             }
+            Placeholder::Apart { before, after } => apart(tokenizer, [before, after], &tokens),
             _ => tokens,
         }
     }
@@ -235,6 +244,7 @@ impl MediaConfig {
                 let [before, after] = [*before, *after].map(|id| tokenizer.token_text(id));
                 format!("{before}{}{after}", token.repeat(image.num_rows))
             }
+            Placeholder::Apart { before, after } => apart(tokenizer, [*before, *after], &token.repeat(image.num_rows)),
             Placeholder::Between { before, after, .. } => {
                 let tile = format!("{before}{}{after}", token.repeat(image.of_tiles[0]));
                 let num_tiles = image.of_tiles.len();

@@ -16,9 +16,11 @@ mod conformer;
 mod encoders;
 mod frames;
 mod grid;
+mod hard;
 mod hd;
 mod layout;
 pub(crate) mod mmproj;
+mod mobile;
 mod projector;
 pub(crate) mod prompt;
 mod resampler;
@@ -43,11 +45,13 @@ pub(crate) use weights::TowerWeights;
 
 use crate::{
     EngineError, Media, MediaKind,
-    model::{DecoderConfig, part::stored},
+    model::{DecoderConfig, decoder::VectorRows, part::stored},
 };
-use config::{Arrangement, Body, ConformerConfig, MediaProcessor, Silence, TowerConfig};
+use config::{Arrangement, Body, MediaProcessor, Silence, TowerConfig};
 use conformer::Conformer;
 use grid::Grid;
+use hard::HardVectors;
+use mobile::MobileNet;
 use projector::Projector;
 use resampler::Resampler;
 use speech::Speech;
@@ -236,6 +240,7 @@ enum LoadedBody {
     Tower(Box<Tower>),
     Conformer(Box<Conformer>),
     Speech(Box<Speech>),
+    Mobile(Box<MobileNet>),
 }
 
 /// An encoder that was loaded.
@@ -247,6 +252,8 @@ pub(crate) struct MediaEncoder {
     deep: Vec<Projector>,
     /// Vectors of its own that stand between those of an image, one behind the other.
     separators: Vec<f32>,
+    /// Of tokens that have vectors as well.
+    hard: Option<HardVectors>,
 }
 
 impl MediaEncoder {
@@ -260,14 +267,16 @@ impl MediaEncoder {
         let beside_images = config.beside_images.as_ref();
         let beside_images =
             beside_images.map(|projector| Projector::new(weights, places, projector, config.body.width())).transpose()?;
+        let hard = config.hard.as_ref().map(|hard| HardVectors::new(weights, places, (hard, config.body.width()))).transpose()?;
         let places = config.places.tower;
         let body = match &config.body {
             Body::Tower(tower) => LoadedBody::Tower(Box::new(Tower::new(weights, places, tower, precision)?)),
             Body::Conformer(conformer) => LoadedBody::Conformer(Box::new(Conformer::new(weights, places, conformer)?)),
             Body::Speech(speech) => LoadedBody::Speech(Box::new(Speech::new(weights, places, speech)?)),
+            Body::Mobile(mobile) => LoadedBody::Mobile(Box::new(MobileNet::new(weights, places, mobile, precision)?)),
         };
         let deep = deep_projectors(weights, config)?;
-        let encoder = Self { body, connector, beside_images, deep, separators, config: config.clone() };
+        let encoder = Self { body, connector, beside_images, deep, separators, hard, config: config.clone() };
         if config.has_own_file {
             mmproj::check_rest(weights, config)?;
         }
@@ -277,6 +286,14 @@ impl MediaEncoder {
     /// Vectors of a row of an item.
     pub(crate) fn num_planes(&self) -> usize {
         self.config.num_planes()
+    }
+
+    /// The rows of a step whose tokens have vectors as images or sounds have them.
+    pub(crate) fn hard_rows(&mut self, backend: &dyn Backend, token_ids: &[u32]) -> Result<Option<VectorRows>, EngineError> {
+        match (&mut self.hard, &self.connector) {
+            (Some(hard), Connector::Projector(projector)) => hard.of_step((backend, projector), token_ids),
+            _ => Ok(None),
+        }
     }
 
     /// Those between an item's vectors, of the decoder's width.
@@ -318,6 +335,9 @@ impl MediaEncoder {
             LoadedBody::Speech(speech) => {
                 tiles.iter().map(|tile| Ok(vec![speech.run(backend, tile)?])).collect::<Result<Vec<_>, EngineError>>()?
             }
+            LoadedBody::Mobile(mobile) => {
+                tiles.iter().map(|tile| Ok(vec![mobile.run(backend, tile)?])).collect::<Result<Vec<_>, EngineError>>()?
+            }
         };
         let separators = self.separators(backend)?;
         let mut vectors = Vec::new();
@@ -334,6 +354,9 @@ impl MediaEncoder {
             });
         }
         vectors.extend(item.layout.arrange(&self.config, &outputs, &separators));
+        if let (Some(hard), Connector::Projector(projector)) = (&mut self.hard, &self.connector) {
+            hard.fill((backend, projector), &mut vectors)?;
+        }
         for (place, projector) in self.deep.iter().enumerate() {
             let mut outputs = Vec::with_capacity(tiles.len());
             for (states, grid) in states.iter_mut().zip(&grids) {
@@ -377,6 +400,7 @@ impl Body {
             Self::Tower(tower) => tower.output_size(),
             Self::Conformer(conformer) => conformer.out_features,
             Self::Speech(speech) => speech.hidden_size,
+            Self::Mobile(mobile) => mobile.out_features,
         }
     }
 
@@ -384,8 +408,9 @@ impl Body {
     fn patches(&self, tile: &Tile) -> [usize; 2] {
         match self {
             Self::Tower(tower) => tower.patches(tile),
-            Self::Conformer(_) => [tile.height, ConformerConfig::num_places(tile.width)],
+            Self::Conformer(conformer) => [tile.height, conformer.num_places(tile.width)],
             Self::Speech(speech) => [tile.height, speech.num_places(tile.width)],
+            Self::Mobile(mobile) => [mobile.side; 2],
         }
     }
 }
@@ -440,6 +465,11 @@ impl MediaConfig {
 
     /// Whether the tower has positions for these tiles.
     fn check_tiles(&self, image: &Processed) -> Result<(), EngineError> {
+        if let Body::Mobile(mobile) = &self.body
+            && image.tiles.iter().any(|tile| [tile.height, tile.width] != mobile.size)
+        {
+            return Err(EngineError::Internal(format!("an image of another size than {:?}", mobile.size)));
+        }
         let Some(tower) = self.tower() else { return Ok(()) };
         let patch = tower.patch_size;
         if let config::Positions::Axes { side, .. } = tower.positions {
@@ -483,6 +513,9 @@ impl MediaConfig {
         {
             return most;
         }
+        if let Body::Mobile(mobile) = &self.body {
+            return mobile.side * mobile.side;
+        }
         let Some(TowerConfig { positions: config::Positions::Learned { side }, .. }) = self.tower() else { return 0 };
         let rows = side / self.projector.regroup.sides(*side)[0].max(1);
         rows * rows
@@ -495,6 +528,7 @@ impl MediaConfig {
             Body::Tower(tower) => tower.activation_bytes(self.max_rows()) + tower.taken_bytes(columns),
             Body::Conformer(conformer) => conformer.activation_bytes(),
             Body::Speech(speech) => speech.activation_bytes(),
+            Body::Mobile(mobile) => mobile.activation_bytes(),
         }
     }
 
@@ -514,6 +548,7 @@ impl MediaConfig {
             Body::Tower(tower) => (tower.hidden_size.max(tower.frame_columns()), tower.intermediate_size),
             Body::Conformer(conformer) => (conformer.widest(), 0),
             Body::Speech(speech) => (speech.widest(), 0),
+            Body::Mobile(mobile) => (mobile.widest(), 0),
         };
         WorkspaceShape {
             num_tokens: shape.num_tokens.max(self.max_rows()),

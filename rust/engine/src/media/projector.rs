@@ -37,14 +37,8 @@ impl Projector {
         let is_whole = first.layout == ProjectorLayout::Transposed;
         let place = weights.place(places, &(if is_whole { first.name.into() } else { format!("{}.weight", first.name) }))?;
         let mut cols = config.regroup.columns(width);
-        let mut norm = |norm: &Option<ProjectorNorm>, len: usize| {
-            let load = |norm: &ProjectorNorm| match norm.name {
-                "" => Ok(Norm { kind: norm.kind, weight: Constant::from(vec![1.0; len]), bias: None, eps: norm.eps }),
-                name => weights.norm(&format!("{place}{name}"), len, (norm.kind, norm.eps, norm.offset)),
-            };
-            norm.as_ref().map(load).transpose()
-        };
-        let (early, late) = (norm(&config.norm, width)?, norm(&config.late_norm, cols)?);
+        let early = load_norm(weights, &place, config.norm.as_ref(), width)?;
+        let late = load_norm(weights, &place, config.late_norm.as_ref(), cols)?;
         let mut layers = Vec::with_capacity(config.layers.len());
         for layer in &config.layers {
             let (name, shape) = (format!("{place}{}", layer.name), [layer.out_features, cols]);
@@ -61,11 +55,8 @@ impl Projector {
                     (half(0)?, Some(half(rows)?))
                 }
             };
-            let norm = layer
-                .norm
-                .as_ref()
-                .map(|norm| weights.norm(&format!("{place}{}", norm.name), rows, (norm.kind, norm.eps, norm.offset)));
-            layers.push(Layer { linear, gate, norm: norm.transpose()? });
+            let norm = load_norm(weights, &place, layer.norm.as_ref(), rows)?;
+            layers.push(Layer { linear, gate, norm });
             cols = layer.out_features;
         }
         Ok(Self { config: config.clone(), norm: early, late_norm: late, layers })
@@ -84,6 +75,11 @@ impl Projector {
             rows.chunks_exact_mut(cols).for_each(|row| norm.apply(row));
         }
         self.project(backend, rows, cols)
+    }
+
+    /// Columns of a vector.
+    pub(crate) fn out_features(&self) -> usize {
+        self.config.out_features()
     }
 
     /// Vectors of rows of such a width, `[rows, out_features]`.
@@ -107,6 +103,20 @@ impl Projector {
         }
         Ok(rows)
     }
+}
+
+/// A norm of so many values; one without a name has no weights.
+fn load_norm(
+    weights: &mut TowerWeights<'_>,
+    place: &str,
+    norm: Option<&ProjectorNorm>,
+    len: usize,
+) -> Result<Option<Norm>, EngineError> {
+    let load = |norm: &ProjectorNorm| match norm.name {
+        "" => Ok(Norm { kind: norm.kind, weight: Constant::from(vec![1.0; len]), bias: None, eps: norm.eps }),
+        name => weights.norm(&format!("{place}{name}"), len, (norm.kind, norm.eps, norm.offset)),
+    };
+    norm.map(load).transpose()
 }
 
 fn product(

@@ -111,8 +111,18 @@ impl<'a> TowerWeights<'a> {
         self.keep(weight, &of_floats(&values, rows, cols)?, bias)
     }
 
-    /// The same of `channels`, with those of each place of a square together, and zeros up to a multiple of the columns that a
-    /// GPU takes at once.
+    /// A matrix that is stored as a convolution over single places, with its bias.
+    pub(crate) fn pointwise(&mut self, name: &str, [rows, cols]: [usize; 2]) -> Result<Linear, EngineError> {
+        let weight = format!("{name}.weight");
+        let stored = self.matrix_of(&weight, &[rows, cols, 1, 1])?;
+        let view = WeightView::new(stored.dtype, rows, cols, Bytes::from_vec(stored.bytes().to_vec()))?;
+        stored.release();
+        let bias = self.optional(&format!("{name}.bias"), rows)?;
+        self.keep(weight, &view, bias)
+    }
+
+    /// A convolution over squares of `channels`, with those of each place of a square together, and zeros up to a multiple of
+    /// the columns that a GPU takes at once.
     pub(crate) fn over_squares(&mut self, name: &str, [rows, channels]: [usize; 2], side: usize) -> Result<Linear, EngineError> {
         let (weight, area) = (format!("{name}.weight"), side * side);
         let stored = self.values(&weight, &[rows, channels, side, side])?;
@@ -168,9 +178,13 @@ impl<'a> TowerWeights<'a> {
     }
 
     fn matrix(&mut self, name: &str, asked: [usize; 2]) -> Result<WeightView, EngineError> {
+        self.matrix_of(name, &asked)
+    }
+
+    fn matrix_of(&mut self, name: &str, asked: &[usize]) -> Result<WeightView, EngineError> {
         self.read.insert(name.to_owned());
         let (view, shape) = self.files.tensor(name)?;
-        if shape == asked { Ok(view) } else { Err(self.wrong_shape(name, &shape, &asked)) }
+        if shape == asked { Ok(view) } else { Err(self.wrong_shape(name, &shape, asked)) }
     }
 
     /// Where they lie, for errors.

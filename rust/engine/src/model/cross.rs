@@ -181,7 +181,7 @@ impl SeenStep {
 
 /// Rows as queries of a storage, of whose vectors each sees so many. A request of a step has no more rows than its last one sees
 /// vectors, so many rows are several requests.
-fn queries(ends: &[u32], spec: &KvCacheSpec) -> StepMetadata {
+pub(crate) fn queries(ends: &[u32], spec: &KvCacheSpec) -> StepMetadata {
     let num_blocks = spec.num_blocks - 1;
     let mut group = KvGroupMetadata { max_blocks: num_blocks, ..KvGroupMetadata::default() };
     let mut step = StepMetadata { query_start_loc: vec![0], span_ends: ends.to_vec(), ..StepMetadata::default() };

@@ -230,6 +230,8 @@ impl Layer {
 /// What images and sounds are to the rows of a step.
 #[derive(Clone, Copy, Default)]
 pub struct MediaRows<'a> {
+    /// Rows whose tokens have vectors as those of images and sounds are.
+    pub hard: &'a [VectorRows],
     /// Rows that are theirs.
     pub own: &'a [VectorRows],
     /// Rows that look at them, of a decoder with layers that do.
@@ -434,7 +436,8 @@ impl Decoder {
             self.layer_inputs(backend, a, (token_ids, &[]), step);
             self.layers(run, a, MediaRows::default(), step);
         };
-        if let Some(recorder) = backend.recorder().filter(|_| images.own.is_empty() && images.seen.is_empty())
+        if let Some(recorder) =
+            backend.recorder().filter(|_| images.hard.is_empty() && images.own.is_empty() && images.seen.is_empty())
             && recorder.begin_recorded(graphs, token_ids, step, &mut recorded)
         {
             recorder.replay(graphs);
@@ -443,7 +446,7 @@ impl Decoder {
         }
         backend.begin_step(step);
         self.embed(backend, token_ids, step, &mut a.hidden);
-        for images in images.own {
+        for images in images.hard.iter().chain(images.own) {
             images.write(backend, &mut a.hidden);
         }
         self.layer_inputs(backend, a, (token_ids, images.own), step);

@@ -101,6 +101,19 @@ pub fn apply_norm(norm: &Norm, x: &[f32], out: &mut [f32]) {
     }
 }
 
+/// The same in place, of a norm without a bias or with one.
+#[inline(always)]
+fn normed_body(norm: &Norm, x: &mut [f32]) {
+    assert_eq!(x.len(), norm.weight.len(), "values of a row and weights of its norm");
+    let (mean, factor) = shift_and_factor(norm, x);
+    for (x, weight) in x.iter_mut().zip(norm.weight.iter()) {
+        *x = (*x - mean) * factor * weight;
+    }
+    if let Some(bias) = &norm.bias {
+        x.iter_mut().zip(bias.iter()).for_each(|(x, bias)| *x += bias);
+    }
+}
+
 #[inline(always)]
 fn add_scaled_body(x: &[f32], scale: f32, out: &mut [f32]) {
     for (o, x) in out.iter_mut().zip(x) {
@@ -214,6 +227,10 @@ fn sigmoid_gate_body(x: &mut [f32], gate: &[f32]) {
 per_isa!(
     /// `x *= sigmoid(gate)`.
     sigmoid_gate = sigmoid_gate_body(x: &mut [f32], gate: &[f32])
+);
+per_isa!(
+    /// `x = norm(x)`.
+    normed_row = normed_body(norm: &Norm, x: &mut [f32])
 );
 per_isa!(norm_row = apply_norm(norm: &Norm, x: &[f32], out: &mut [f32]));
 per_isa!(

@@ -162,7 +162,7 @@ impl EngineThread {
             Some(senses) if !items.is_empty() => senses.encoded(&mut self.runner, items)?,
             _ => StepMedia::default(),
         };
-        self.runner.execute_with((token_ids, MediaRows { own: &own, seen: &seen }), coordinates, step)?;
+        self.runner.execute_with((token_ids, MediaRows { own: &own, seen: &seen, ..MediaRows::default() }), coordinates, step)?;
         self.count_encoded(&num_encoded);
         self.states.advance(output);
         self.report_prompt_logprobs(output)?;

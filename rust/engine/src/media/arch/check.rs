@@ -3,7 +3,7 @@
 use super::mllama::MAX_TILES;
 use crate::{
     media::{
-        config::{Body, ConformerConfig, MediaConfig, Positions, Regroup, Tiled, TowerConfig},
+        config::{Body, ConformerConfig, ConformerStyle, MediaConfig, Positions, Regroup, Tiled, TowerConfig},
         tower::MAX_ROWS,
     },
     model::config::{DecoderConfig, MAX_LAYERS, MAX_SIZE},
@@ -16,6 +16,8 @@ impl MediaConfig {
             Body::Tower(tower) => self.check_tower(tower, decoder),
             Body::Conformer(conformer) => check_conformer(conformer),
             Body::Speech(speech) => speech.check(),
+            // What it is made of was checked block by block.
+            Body::Mobile(_) => Ok(()),
         }
     }
 
@@ -136,11 +138,14 @@ fn check_conformer(conformer: &ConformerConfig) -> Result<(), String> {
     if conformer.right > 1024 {
         return Err(format!("has a reach to the right of {}; it must be from 0 to 1024", conformer.right));
     }
+    if let ConformerStyle::Gemma3n { reduction } = conformer.style {
+        check_sizes(&[("a reduction", reduction, 1024)])?;
+    }
     if !hidden_size.is_multiple_of(num_heads) || !hidden_size.is_multiple_of(2) {
         return Err(format!("has a width of {hidden_size}, not a multiple of 2 and of {num_heads} heads"));
     }
     // Scores are divided by theirs; there may be as good as none of states.
-    let positive = [conformer.score_cap, conformer.state_cap, conformer.eps];
+    let positive = [conformer.score_cap, conformer.state_cap, conformer.eps, conformer.stem_eps];
     if !positive.iter().all(|value| *value > 0.0) || !conformer.score_cap.is_finite() || !conformer.ffn_scale.is_finite() {
         return Err("has bounds, a scale or an epsilon that are no positive numbers".into());
     }

@@ -7,16 +7,14 @@ use super::Reader;
 use crate::{
     EngineError,
     media::config::{
-        ConformerConfig, ConformerNames, MediaConfig, MediaProcessor, Placeholder, Places, ProjectorConfig, ProjectorNorm,
-        Regroup,
+        ConformerConfig, ConformerStyle, GEMMA4, MediaConfig, MediaProcessor, Placeholder, Places, ProjectorConfig,
+        ProjectorNorm, Regroup,
     },
     model::fields::Fields,
 };
 
 const PLACES: Places =
     Places { tower: &["model.audio_tower.", "audio_tower."], projector: &["model.embed_audio.", "embed_audio."], newline: &[] };
-
-const NAMES: ConformerNames = ConformerNames { layers: "layers.", bounded: ".linear", others: &[], are_factors_soft: false };
 
 /// Scores of what is not seen, so far below all others that they have no part.
 const UNSEEN: f64 = -1e6;
@@ -26,7 +24,7 @@ pub(super) fn gemma4_audio(reader: &Reader<'_, '_>) -> Result<MediaConfig, Engin
     let MediaProcessor::Sounds(own) = &reader.processor else {
         return Err(fields.error("model_type", "is of sounds, and the processor is of images"));
     };
-    let audio::Kind::Gemma4(_) = own.kind else {
+    let audio::Kind::Gemma4(audio::Gemma4 { is_gemma3n: false, .. }) = own.kind else {
         return Err(fields.error("model_type", "goes with features of Gemma4AudioFeatureExtractor"));
     };
     if let Some(unseen) = fields.number("attention_invalid_logits_value")?.filter(|unseen| *unseen > UNSEEN) {
@@ -43,6 +41,7 @@ pub(super) fn gemma4_audio(reader: &Reader<'_, '_>) -> Result<MediaConfig, Engin
     }
     let eps = reader.number("rms_norm_eps", 1e-6)?;
     let conformer = ConformerConfig {
+        style: ConformerStyle::Gemma4,
         num_mel_bins: own.num_mel_bins,
         max_frames: own.max_frames(),
         channels: channels.unwrap_or([128, 32]),
@@ -58,9 +57,10 @@ pub(super) fn gemma4_audio(reader: &Reader<'_, '_>) -> Result<MediaConfig, Engin
         state_cap: reader.number("gradient_clipping", 1e10)?,
         activation: Reader::activation(fields, "hidden_act", "silu")?,
         eps,
+        stem_eps: eps,
         is_bounded: fields.flag("use_clipped_linears")?.unwrap_or(true),
         out_features: reader.size("output_proj_dims", 1536)?,
-        names: NAMES,
+        names: &GEMMA4,
     };
     let projector = ProjectorConfig {
         norm: None,

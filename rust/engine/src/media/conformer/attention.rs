@@ -2,8 +2,12 @@
 
 use device::{Backend, Linear};
 
-use super::{Bounded, Reader, by_rows, product};
-use crate::{EngineError, media::config::ConformerConfig};
+use super::{
+    Bounded, Reader, by_rows,
+    config::{ConformerConfig, ConformerStyle},
+    product,
+};
+use crate::EngineError;
 
 /// The slowest of the waves that tell distances.
 const MAX_TIMESCALE: f64 = 10_000.0;
@@ -22,27 +26,37 @@ pub(super) struct Attention {
     /// The same of the keys of places.
     k_scale: f32,
     num_heads: usize,
-    /// Places before its own that a distance reaches, and behind.
+    /// Places before its own that a distance reaches.
     left: usize,
-    right: usize,
+    /// Places that are seen before its own, and behind.
+    seen: [usize; 2],
     cap: f32,
 }
 
 impl Attention {
     pub(super) fn new(reader: &mut Reader<'_, '_>, config: &ConformerConfig) -> Result<Self, EngineError> {
         let (hidden, head_dim) = (config.hidden_size, config.hidden_size / config.num_heads);
-        let mut square = |name: &str| reader.bounded(&format!("self_attn.{name}"), [hidden; 2]);
-        let [q, k, v, output] = [square("q_proj")?, square("k_proj")?, square("v_proj")?, square("post")?];
-        let relative = reader.linear("self_attn.relative_k_proj", [hidden; 2])?;
-        let scales = reader.constant("self_attn.per_dim_scale", &[head_dim])?;
+        let names = reader.names;
+        let [q, k, v, output] = names.attention.map(|name| reader.bounded(name, [hidden; 2]));
+        let (q, k, v, output) = (q?, k?, v?, output?);
+        let relative = reader.linear(names.relative, [hidden; 2])?;
+        let scales = reader.constant(names.scale, &[head_dim])?;
         let scale = (head_dim as f64).powf(-0.5) / std::f64::consts::LN_2;
         let softplus = |x: f64| if x > 20.0 { x } else { x.exp().ln_1p() };
-        let factor = |value: f32| if config.names.are_factors_soft { f64::from(value) } else { softplus(f64::from(value)) };
+        let factor = |value: f32| if names.is_scale_soft { f64::from(value) } else { softplus(f64::from(value)) };
         let q_scale = scales.iter().map(|value| (scale * factor(*value)) as f32).collect();
-        let k_scale = (softplus(1.0) / std::f64::consts::LN_2) as f32;
         let (num_heads, left, right) = (config.num_heads, config.left, config.right);
-        let waves = waves(hidden, (config.chunk_size + left + right) / 2);
-        Ok(Self { q, k, v, output, relative, waves, q_scale, k_scale, num_heads, left, right, cap: config.score_cap })
+        let (k_scale, distances, seen) = match config.style {
+            ConformerStyle::Gemma4 => {
+                let k_scale = (softplus(1.0) / std::f64::consts::LN_2) as f32;
+                // The farthest of those that a distance reaches are not seen, and neither is one behind where none is reached.
+                let seen = [left - 1, right.saturating_sub(1)];
+                (k_scale, 0..=((config.chunk_size + left + right) / 2) as isize, seen)
+            }
+            ConformerStyle::Gemma3n { .. } => (1.0, -(right as isize)..=left as isize, [left, right]),
+        };
+        let waves = waves(hidden, distances);
+        Ok(Self { q, k, v, output, relative, waves, q_scale, k_scale, num_heads, left, seen, cap: config.score_cap })
     }
 
     /// `[places, hidden_size]`.
@@ -68,8 +82,8 @@ impl Attention {
     /// What a head of a place takes from those that it sees.
     fn head(&self, rows: &Rows<'_>, place: usize, head: usize, out: &mut [f32]) {
         let num_places = rows.q.len() / rows.hidden;
-        // The farthest of those that a distance reaches are not seen, and neither is one behind where none is reached.
-        let seen = place.saturating_sub(self.left - 1)..num_places.min(place + self.right.max(1));
+        let [before, behind] = self.seen;
+        let seen = place.saturating_sub(before)..num_places.min(place + behind + 1);
         let head_dim = out.len();
         let part = |row: usize| row * rows.hidden + head * head_dim..row * rows.hidden + (head + 1) * head_dim;
         let q = &rows.q[part(place)];
@@ -117,16 +131,16 @@ pub(in crate::media) fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
-/// Sines and cosines of the distances from `most` down to 0, `[most + 1, hidden_size]`.
-fn waves(hidden_size: usize, most: usize) -> Vec<f32> {
+/// Sines and cosines of distances, the largest first, `[distances, hidden_size]`.
+fn waves(hidden_size: usize, distances: std::ops::RangeInclusive<isize>) -> Vec<f32> {
     let half = hidden_size / 2;
     let step = MAX_TIMESCALE.ln() / half.saturating_sub(1).max(1) as f64;
-    let angle = |distance: usize, wave: usize| distance as f64 * (-step * wave as f64).exp();
-    let row = |distance: usize| {
+    let angle = |distance: isize, wave: usize| distance as f64 * (-step * wave as f64).exp();
+    let row = |distance: isize| {
         let angles = move || (0..half).map(move |wave| angle(distance, wave));
         angles().map(f64::sin).chain(angles().map(f64::cos)).map(|value| value as f32).collect::<Vec<_>>()
     };
-    (0..=most).rev().flat_map(row).collect()
+    distances.rev().flat_map(row).collect()
 }
 
 #[cfg(test)]
@@ -142,7 +156,7 @@ mod tests {
 
     #[test]
     fn distances_are_sines_and_cosines() {
-        let rows = waves(4, 1);
+        let rows = waves(4, 0..=1);
         let slow = 1e-4_f32;
         assert_eq!(rows, [1.0_f32.sin(), slow.sin(), 1.0_f32.cos(), slow.cos(), 0.0, 0.0, 1.0, 1.0]);
     }

@@ -27,40 +27,21 @@ pub(super) const INNER_NORMS: InnerNorms = InnerNorms {
 };
 
 /// Two norms have each other's names in these files.
-const NAMES: ConformerNames = ConformerNames {
+static NAMES: ConformerNames = ConformerNames {
+    first: "pre_encode.out.weight",
+    convolutions: [["conv1d.0", "conv1d.0.norm"], ["conv1d.1", "conv1d.1.norm"]],
+    input: "input_projection",
+    output: "pre_encode.out",
     layers: "blk.",
-    bounded: "",
-    others: &[
-        ("subsample_conv_projection.layer0.conv", "conv1d.0"),
-        ("subsample_conv_projection.layer0.norm", "conv1d.0.norm"),
-        ("subsample_conv_projection.layer1.conv", "conv1d.1"),
-        ("subsample_conv_projection.layer1.norm", "conv1d.1.norm"),
-        ("subsample_conv_projection.input_proj_linear", "input_projection"),
-        ("output_proj", "pre_encode.out"),
-        ("feed_forward1.pre_layer_norm", "ffn_norm"),
-        ("feed_forward1.ffw_layer_1", "ffn_up"),
-        ("feed_forward1.ffw_layer_2", "ffn_down"),
-        ("feed_forward1.post_layer_norm", "ffn_post_norm"),
-        ("norm_pre_attn", "attn_pre_norm"),
-        ("self_attn.q_proj", "attn_q"),
-        ("self_attn.k_proj", "attn_k"),
-        ("self_attn.v_proj", "attn_v"),
-        ("self_attn.post", "attn_out"),
-        ("self_attn.relative_k_proj", "attn_k_rel"),
-        ("self_attn.per_dim_scale", "per_dim_scale.weight"),
-        ("norm_post_attn", "attn_post_norm"),
-        ("lconv1d.pre_layer_norm", "conv_norm"),
-        ("lconv1d.linear_start", "conv_pw1"),
-        ("lconv1d.depthwise_conv1d.weight", "conv_dw.weight"),
-        ("lconv1d.conv_norm", "norm_conv"),
-        ("lconv1d.linear_end", "conv_pw2"),
-        ("feed_forward2.pre_layer_norm", "ffn_norm_1"),
-        ("feed_forward2.ffw_layer_1", "ffn_up_1"),
-        ("feed_forward2.ffw_layer_2", "ffn_down_1"),
-        ("feed_forward2.post_layer_norm", "ffn_post_norm_1"),
-        ("norm_out", "ln2"),
-    ],
-    are_factors_soft: true,
+    ffns: [["ffn_norm", "ffn_up", "ffn_down", "ffn_post_norm"], ["ffn_norm_1", "ffn_up_1", "ffn_down_1", "ffn_post_norm_1"]],
+    attention_norms: ["attn_pre_norm", "attn_post_norm"],
+    attention: ["attn_q", "attn_k", "attn_v", "attn_out"],
+    relative: "attn_k_rel",
+    scale: "per_dim_scale.weight",
+    is_scale_soft: true,
+    light: ["conv_norm", "conv_pw1", "conv_dw.weight", "norm_conv", "conv_pw2"],
+    out_norm: "ln2",
+    matrix: "",
 };
 
 /// A file does not say whether the rows of an image see each other in the decoder: they do in the models without inputs of
@@ -138,7 +119,7 @@ fn sounds(reader: &Reader<'_>, token: usize) -> Result<MediaConfig, EngineError>
     let fields = HfFields::new(reader.what, whole);
     let mut config = MediaConfig::read(&fields, reader.decoder, MediaProcessor::Sounds(processor))?;
     if let Body::Conformer(conformer) = &mut config.body {
-        conformer.names = NAMES;
+        conformer.names = &NAMES;
     }
     rename(&mut config.projector, &[("embedding_projection", "mm.a.input_projection")]);
     Ok(MediaConfig { places: PLACES, ..config })

@@ -78,6 +78,13 @@ fn norms_agree_with_f64_and_are_the_same_on_every_isa() {
                 let mut again = vec![0.0; dim];
                 elementwise::norm_row(isa, &norm, &x, &mut again);
                 assert!(again.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()), "{kind:?} {dim} {}", isa.name());
+                again.copy_from_slice(&x);
+                elementwise::normed_row(isa, &norm, &mut again);
+                assert!(
+                    again.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()),
+                    "in place, {kind:?} {dim} {}",
+                    isa.name()
+                );
             }
         }
     }
