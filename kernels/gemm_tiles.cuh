@@ -2,8 +2,8 @@
 //
 //   out [num_rows, out_features] = x [num_rows, in_features] w^T        CTA (piece, i): a piece of a target, rows from ROWS i on
 //
-//   tile      128 features, which are two panels, and ROWS rows; the stages of all tiles of a target are one sequence, and a piece
-//             is `part_stages` of it, so it may begin and end within a tile
+//   tile      128 features, which are two panels, and ROWS rows; the stages of all tiles of a target are one sequence, and a
+//             piece is `part_stages` of it, so it may begin and end within a tile
 //   chunk     64 columns: two blocks of either panel with what scales them, and x. The CTA copies SLOTS - 1 of them ahead
 //   warp      32 features x 64 rows, or 16 x 64 where ROWS is 64. It makes bf16 of codes and scales in registers, as
 //             `packed_dequantize_*` does; sums stay in registers for all of a tile
