@@ -1,9 +1,9 @@
-//! Products of weights and the rows of a step: few rows by `gemv_*` and, of packed weights and those of 16 bits, `gemm_*`; more, of
-//! packed weights, in tiles by `gemm_*`; many by the driver's products of matrices.
+//! Products of weights and the rows of a step: few rows by `gemv_*` and, of packed weights and those of 16 bits, `gemm_*`; more,
+//! of packed weights, in tiles by `gemm_*`; many by the driver's products of matrices.
 //!
 //! A product of matrices reads 16 bits: activations are rounded to the weight's type, bf16 for quantized ones, which are taken
-//! apart a slice of their features at a time. Tiles round them likewise, and weights as they go. Weights in f32 keep f32. What must
-//! give the same bits whatever the rows stays with `gemv_*` and `gemm_*` for few.
+//! apart a slice of their features at a time. Tiles round activations likewise, and weights as they go. Weights in f32 keep f32.
+//! What must give the same bits whatever the rows stays with `gemv_*` and `gemm_*` for few.
 
 use std::sync::Arc;
 
