@@ -7,9 +7,8 @@ use super::{
     pieces::{Cut, Layout, MAX_PIECES, MAX_TILE_PIECES, TILE_FEATURES, TileWay, Way},
 };
 
-/// Of the pieces of others, how many are one of a weight with twice as many features as columns, unless they are very many: gate
-/// and up, which a launch multiplies by together. Measured on an H100, 2 x 14336 x 4096 of Q4_K: 27 us, and 31 us cut into as many
-/// as others.
+/// A weight with twice as many features as columns has as many pieces as others by this, unless they are very many: gate and up,
+/// which a launch multiplies by together. Measured on an H100, 2 x 14336 x 4096 of Q4_K: 27 us, and 31 us cut into as many.
 const WIDE_SHARE: usize = 2;
 /// Panels of a weight that no other is beside, such as the output projection.
 const MANY_PANELS: usize = 1024;

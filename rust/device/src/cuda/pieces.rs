@@ -1,8 +1,8 @@
 //! Products of weights that CTAs share by pieces, of `gemm_*`: up to 32 rows for one reading, or tiles of many rows.
 //!
-//! The stages of all panels of a weight, which are twice as many features for tiles, are one sequence, which is cut into pieces, a
-//! CTA each. Pieces that share a panel are summed in an order that the weight's shape decides. Several weights in a launch are cut
-//! each by itself.
+//! The stages of all panels of a weight, which are twice as many features for tiles, are one sequence. It is cut into pieces, a
+//! CTA each. Pieces that share a panel are summed in an order that the weight's shape decides. Several weights in a launch are
+//! cut each by itself.
 
 use std::sync::Arc;
 
