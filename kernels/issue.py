@@ -50,6 +50,12 @@ def gemm(name: str, stage_bytes: int, stage_columns: int) -> list[Loop]:
     return [Loop("gemm", f"gemm_{name}_r{rows}", 64 * 32, stage_bytes // blocks, is_innermost=True) for rows in (8, 16, 32)]
 
 
+def tiles(name: str, stage_bytes: int, stage_columns: int) -> list[Loop]:
+    """A CTA of 8 warps takes two panels and 64 columns."""
+    read_bytes = 2 * stage_bytes * 64 // stage_columns // 8
+    return [Loop("gemm_tiles", f"gemm_{name}_r{rows}", 128 * 64 // 8, read_bytes, is_innermost=True) for rows in (64, 128)]
+
+
 LOOPS = [
     Loop("gemv", "gemv_bf16_r1", 4 * 256, 4 * 256 * 2),
     Loop("gemv", "gemv_q4_k_r1", 4 * 1024, 4 * 4 * 144, 2),
@@ -57,6 +63,8 @@ LOOPS = [
     *gemm("q4_k", 8 * 1152 + 256, 256),
     *gemm("q6_k", 8 * 1664 + 128, 256),
     *gemm("q8_0", 4 * 2176, 128),
+    *tiles("q4_k", 8 * 1152 + 256, 256),
+    *tiles("q8_0", 4 * 2176, 128),
     Loop("attention", "attention_bf16_d128", 2 * 16 * 128, 2 * 16 * 128 * 2),
 ]
 """Sizes are those of packed.cuh, of a run of gemv.cu and of a tile of attention.cu."""
