@@ -18,7 +18,7 @@ struct GemmJob {
     __device__ __forceinline__ unsigned out_row(unsigned row) const { return row; }
 };
 
-// Of grouped_*: a weight and some rows of a group. A CTA of products by tensor cores has a panel to itself.
+// Of grouped_*: a weight and some rows of a group. A CTA of products by tensor cores has its features to itself.
 template <int ROWS, class Element>
 struct GroupJob {
     static constexpr bool HAS_WHOLE_PANELS = true;

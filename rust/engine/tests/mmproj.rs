@@ -191,6 +191,10 @@ fn what_is_not_understood_is_refused_by_name() {
     fails("llava", &|gguf| row(gguf, "mm.4.weight"), "tensor `mm.4.weight` is of a kind of encoder");
     fails("mistral3", &|gguf| with_size(gguf, "clip.vision.spatial_merge_size", 1), "tensor `mm.patch_merger.weight` has shape");
     fails("qwen2_5_vl", &|gguf| without(gguf, "clip.vision.n_wa_pattern"), "`clip.vision.n_wa_pattern` is missing");
+    // Known, and of other projectors.
+    let (tiles, scale) = ("clip.vision.preproc_max_tiles", "clip.vision.projector.scale_factor");
+    fails("gemma3_vision", &|gguf| gguf.entry(tiles, U32, &[9, 0, 0, 0]), "`clip.vision.preproc_max_tiles` asks for what is");
+    fails("qwen2_5_vl", &|gguf| gguf.entry(scale, U32, &[2, 0, 0, 0]), "`clip.vision.projector.scale_factor` asks for what is");
     fails("qwen2_5_vl", &|gguf| gguf.entry("clip.vision.wa_layer_indexes", U32, &[1, 0, 0, 0]), "wa_layer_indexes` asks for");
     fails("qwen3_vl", &|gguf| without(gguf, "clip.vision.is_deepstack_layers"), "tensor `v.deepstack.0.fc1.bias` is of a kind");
     fails("gemma3_vision", &|gguf| with_size(gguf, "clip.vision.projector.scale_factor", 9), "is 9, which leaves nothing");

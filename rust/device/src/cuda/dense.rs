@@ -306,7 +306,8 @@ impl Dense {
         let is_by_pieces = PackedFormat::of(dtype, precision).is_some() || gemm_floats::takes(dtype, precision);
         let has_more = precision == Precision::Fast && !is_few(dtype, num_tokens, widest);
         let is_tiled = PackedFormat::of(dtype, precision).is_some();
-        let has_many = self.has_matmul && has_more && !(is_tiled && num_tokens <= TILED_ROWS);
+        // The type is that of one weight; others may be of types that have no tiles.
+        let has_many = self.has_matmul && has_more;
         let slice = if has_many && is_quantized(dtype) { slice_features(self.slice_bytes, widest) * widest * 2 } else { 0 };
         let is_rounded =
             if is_by_pieces { num_tokens > pieces::F32_ROWS } else { has_many && operand(dtype) != ElementType::F32 };

@@ -38,6 +38,8 @@ struct Kind {
     image_tokens: &'static [&'static str],
     /// What the parts of the projector are called in Hugging Face's layout, and here.
     names: &'static [(&'static str, &'static str)],
+    /// Of the keys that only some projectors go with, those that it reads, or that say what others say as well.
+    own_keys: &'static [&'static str],
     /// Adds what only this family has.
     fill: fn(&Reader<'_>, &mut Files) -> Result<(), EngineError>,
 }
@@ -61,6 +63,13 @@ const KINDS: [Kind; 12] = [
         gelu: "gelu",
         image_tokens: &["<image>", "<unk>"],
         names: &[("linear_1", "mm.0"), ("linear_2", "mm.2")],
+        own_keys: &[
+            "feature_layer",
+            "image_aspect_ratio",
+            "image_crop_resolution",
+            "image_grid_pinpoints",
+            "mm_patch_merge_type",
+        ],
         fill: llava,
     },
     Kind {
@@ -68,6 +77,7 @@ const KINDS: [Kind; 12] = [
         gelu: "gelu_pytorch_tanh",
         image_tokens: &["<image>"],
         names: &[("modality_projection.proj", "mm.model.fc")],
+        own_keys: &["preproc_image_size", "projector.scale_factor"],
         fill: idefics3,
     },
     Kind {
@@ -75,6 +85,7 @@ const KINDS: [Kind; 12] = [
         gelu: "gelu_pytorch_tanh",
         image_tokens: &["<image_soft_token>", "<unused98>"],
         names: &[("mm_input_projection_weight", "mm.input_projection.weight"), ("mm_soft_emb_norm", "mm.soft_emb_norm")],
+        own_keys: &["projector.scale_factor"],
         fill: gemma3,
     },
     Kind {
@@ -87,6 +98,7 @@ const KINDS: [Kind; 12] = [
             ("linear_1", "mm.1"),
             ("linear_2", "mm.2"),
         ],
+        own_keys: &["spatial_merge_size"],
         fill: pixtral,
     },
     Kind {
@@ -94,6 +106,7 @@ const KINDS: [Kind; 12] = [
         gelu: "gelu",
         image_tokens: &["<|image_pad|>"],
         names: &[("ln_q", "v.post_ln"), ("mlp.0", "mm.0"), ("mlp.2", "mm.2")],
+        own_keys: &["image_max_pixels", "image_min_pixels", "spatial_merge_size"],
         fill: |reader, files| qwen::qwen(reader, files, "qwen2_vl", [56 * 56, 28 * 28 * 16_384]),
     },
     Kind {
@@ -101,6 +114,7 @@ const KINDS: [Kind; 12] = [
         gelu: "gelu",
         image_tokens: &["<|image_pad|>"],
         names: &[("ln_q", "v.post_ln"), ("mlp.0", "mm.0"), ("mlp.2", "mm.2")],
+        own_keys: &["image_max_pixels", "image_min_pixels", "n_wa_pattern", "spatial_merge_size", "window_size"],
         fill: qwen::qwen2_5_vl,
     },
     Kind {
@@ -108,6 +122,7 @@ const KINDS: [Kind; 12] = [
         gelu: "gelu_pytorch_tanh",
         image_tokens: &["<|image_pad|>"],
         names: &[("norm", "v.post_ln"), ("linear_fc1", "mm.0"), ("linear_fc2", "mm.2")],
+        own_keys: &["image_max_pixels", "image_min_pixels", "is_deepstack_layers", "spatial_merge_size"],
         fill: qwen::qwen3_vl,
     },
     gemma4::IMAGES,
@@ -320,6 +335,7 @@ impl<'a> Reader<'a> {
     fn images(&self, kind: &Kind, max_edge: Option<usize>) -> Result<MediaConfig, EngineError> {
         let (inner_size, is_swapped) = self.inner_size()?;
         let mut described = self.common(kind, inner_size)?;
+        self.check_own_keys(kind.own_keys)?;
         (kind.fill)(self, &mut described)?;
         let mut processor =
             images::Processor::from_json(self.what, &described.processor).map_err(|why| EngineError::Load(why.to_string()))?;

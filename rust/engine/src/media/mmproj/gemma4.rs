@@ -14,6 +14,7 @@ pub(super) const IMAGES: Kind = Kind {
     gelu: "gelu_pytorch_tanh",
     image_tokens: &["<|image|>"],
     names: &[("embedding_projection", "mm.input_projection")],
+    own_keys: &["projector.scale_factor"],
     fill: images,
 };
 
@@ -47,7 +48,6 @@ static NAMES: ConformerNames = ConformerNames {
 /// A file does not say whether the rows of an image see each other in the decoder: they do in the models without inputs of
 /// layers.
 fn images(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
-    reader.check_own_keys(&["projector.scale_factor"])?;
     let (hidden, heads) = (reader.required("embedding_length")?, reader.required("attention.head_count")?);
     let merge = reader.vision.size("projector.scale_factor")?.unwrap_or(3);
     let [_, side, _] = reader.shape("v.position_embd.weight")?;

@@ -17,12 +17,12 @@ pub(super) const IMAGES: Kind = Kind {
         ("merger.up_proj", "mm.up"),
         ("merger.down_proj", "mm.down"),
     ],
+    own_keys: &["spatial_merge_size", "image_min_pixels", "image_max_pixels"],
     fill: images,
 };
 
 fn images(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
     reader.check_axes()?;
-    reader.check_own_keys(&["spatial_merge_size", "image_min_pixels", "image_max_pixels"])?;
     let size = |key: &str, usual: usize| Ok::<_, EngineError>(reader.vision.size(key)?.unwrap_or(usual));
     let merge = size("spatial_merge_size", 2)?;
     let [inner, _] = reader.shape("mm.gate.weight")?;

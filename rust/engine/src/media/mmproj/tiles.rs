@@ -10,6 +10,7 @@ pub(super) const INTERNVL: Kind = Kind {
     gelu: "gelu",
     image_tokens: &["<IMG_CONTEXT>"],
     names: &[("layer_norm", "mm.model.mlp.0"), ("linear_1", "mm.model.mlp.1"), ("linear_2", "mm.model.mlp.3")],
+    own_keys: &["projector.scale_factor", "preproc_min_tiles", "preproc_max_tiles"],
     fill: internvl,
 };
 
@@ -18,6 +19,7 @@ pub(super) const LFM2: Kind = Kind {
     gelu: "gelu_pytorch_tanh",
     image_tokens: &["<image>"],
     names: &[("layer_norm", "mm.input_norm"), ("linear_1", "mm.1"), ("linear_2", "mm.2")],
+    own_keys: &["projector.scale_factor"],
     fill: lfm2,
 };
 
@@ -30,6 +32,7 @@ pub(super) const LLAMA4: Kind = Kind {
         ("vision_model.vision_adapter.mlp.fc2", "mm.model.mlp.2"),
         ("multi_modal_projector.linear_1", "mm.model.fc"),
     ],
+    own_keys: &["projector.scale_factor"],
     fill: llama4,
 };
 
@@ -42,7 +45,6 @@ fn square(reader: &Reader<'_>, usual: usize) -> Result<usize, EngineError> {
 }
 
 fn internvl(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
-    reader.check_own_keys(&["projector.scale_factor", "preproc_min_tiles", "preproc_max_tiles"])?;
     let image = reader.required("image_size")?;
     // Of the towers that there are the smaller has layer norms and the larger, which also has norms of heads, others.
     let norm = if reader.has("v.blk.0.ln1.bias") { "layer_norm" } else { "rms_norm" };
@@ -65,7 +67,6 @@ fn internvl(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
 
 /// Tiles and tokens of an image are those of the hub's folders, of which the file says nothing.
 fn lfm2(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
-    reader.check_own_keys(&["projector.scale_factor"])?;
     let merge = square(reader, 2)?;
     let [num_patches, _] = reader.shape("v.position_embd.weight")?;
     let [inner, _] = reader.shape("mm.1.weight")?;
@@ -89,7 +90,6 @@ fn lfm2(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
 
 /// The same: the canvas has sixteen tiles at most.
 fn llama4(reader: &Reader<'_>, files: &mut Files) -> Result<(), EngineError> {
-    reader.check_own_keys(&["projector.scale_factor"])?;
     let image = reader.required("image_size")?;
     let ([inner, _], [outer, _]) = (reader.shape("mm.model.mlp.1.weight")?, reader.shape("mm.model.mlp.2.weight")?);
     if files.vision["hidden_act"] != LLAMA4.gelu {
