@@ -15,7 +15,8 @@ pub struct Features {
     pub num_frames: usize,
     /// Chunk after chunk, `[num_frames, num_mel_bins]` each; the last one ends in silence.
     pub chunks: Vec<Vec<f32>>,
-    /// Frames of each that begin within the sound and are its own. Behind them is silence, or before them some of the chunk before.
+    /// Frames of each that begin within the sound and are its own. Silence may come behind them, and some of the chunk before
+    /// before them.
     pub lens: Vec<usize>,
 }
 

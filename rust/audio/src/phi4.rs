@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use crate::{Features, Kind, Processor, SoundError, config::Fields, features::triangles_of};
 
-/// What makes features of spectra. A sound is cut into chunks of [`Phi4::PART`] vectors, each of which but the first has the frames
-/// of the vector before it as well: the encoder sees some of them.
+/// What makes features of spectra. A sound is cut into chunks of [`Phi4::PART`] vectors, each of which but the first has the
+/// frames of the vector before it as well: the encoder sees some of them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Phi4 {
     /// Samples of a frame, behind which a spectrum has zeros.
