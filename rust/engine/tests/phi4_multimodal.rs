@@ -356,7 +356,9 @@ fn encoded(engine: &Engine, request: GenerationRequest) -> (Vec<u32>, [usize; 2]
 /// A folder whose base is all that there is.
 fn without_adapters() -> tempfile::TempDir {
     let folder = of_transformers(|_| ());
-    ["vision", "speech"].iter().for_each(|name| std::fs::remove_dir_all(folder.path().join(format!("{name}-lora"))).unwrap());
+    for name in ["vision", "speech"] {
+        std::fs::remove_dir_all(folder.path().join(format!("{name}-lora"))).unwrap();
+    }
     folder
 }
 
