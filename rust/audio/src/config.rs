@@ -178,7 +178,7 @@ impl Processor {
         match &self.kind {
             Kind::Whisper { .. } => self.chunk_frames(),
             Kind::Gemma4(gemma4) => gemma4.max_frames(self.hop_length),
-            Kind::Phi4(phi4) => phi4.max_frames(self.sampling_rate, self.hop_length),
+            Kind::Phi4(phi4) => phi4.max_frames(),
         }
     }
 

@@ -11,11 +11,12 @@ use crate::{Kind, Processor, Sound, SoundError};
 pub struct Features {
     /// Values of a frame.
     pub num_mel_bins: usize,
-    /// Frames of a chunk.
+    /// Frames of the longest chunk: but for those of Phi-4-multimodal, of each.
     pub num_frames: usize,
     /// Chunk after chunk, `[num_frames, num_mel_bins]` each; the last one ends in silence.
     pub chunks: Vec<Vec<f32>>,
-    /// Frames of each that begin within the sound.
+    /// Frames of each that begin within the sound and are its own. Silence may come behind them, and some of the chunk before
+    /// before them.
     pub lens: Vec<usize>,
 }
 
@@ -26,7 +27,7 @@ impl Processor {
         match &self.kind {
             Kind::Whisper { .. } => self.lens(num_samples as usize),
             Kind::Gemma4(gemma4) => vec![gemma4.num_frames(num_samples as usize, self.hop_length)],
-            Kind::Phi4(phi4) => vec![phi4.num_frames(num_samples as usize, self.hop_length)],
+            Kind::Phi4(phi4) => phi4.lens(phi4.num_frames(num_samples as usize, self.hop_length)),
         }
     }
 

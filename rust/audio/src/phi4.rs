@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use crate::{Features, Kind, Processor, SoundError, config::Fields, features::triangles_of};
 
-/// What makes features of spectra. A sound is one chunk, as long as it is.
+/// What makes features of spectra. A sound is cut into chunks of [`Phi4::PART`] vectors, each of which but the first has the
+/// frames of the vector before it as well: the encoder sees some of them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Phi4 {
     /// Samples of a frame, behind which a spectrum has zeros.
@@ -105,14 +106,23 @@ fn mel(hertz: f64) -> f64 {
 }
 
 impl Phi4 {
+    /// Vectors that see each other, and no others.
+    pub const PART: usize = 500;
+
+    /// Frames of the chunks of a sound of so many, without those of the vectors before.
+    pub(crate) fn lens(&self, num_frames: usize) -> Vec<usize> {
+        let of_chunk = Self::PART * self.compression;
+        (0..num_frames.max(1)).step_by(of_chunk).map(|first| (num_frames - first).min(of_chunk)).collect()
+    }
+
     /// Frames of so many samples: those that end within them.
     pub(crate) fn num_frames(&self, num_samples: usize, hop_length: usize) -> usize {
         num_samples.checked_sub(self.win_length).map_or(0, |rest| rest / hop_length + 1)
     }
 
-    /// Frames of the longest sound.
-    pub(crate) fn max_frames(&self, sampling_rate: u32, hop_length: usize) -> usize {
-        self.num_frames(MAX_SECONDS as usize * sampling_rate as usize, hop_length)
+    /// Frames of the longest chunk.
+    pub(crate) fn max_frames(&self) -> usize {
+        (Self::PART + 1) * self.compression
     }
 
     /// Triangles over the frequencies of a spectrum, equally wide in mels, and straight in these too.
@@ -152,6 +162,14 @@ impl Phi4 {
                 sum.max(1.0).ln()
             }));
         }
-        Ok(Features { num_mel_bins, num_frames, chunks: vec![values], lens: vec![num_frames] })
+        let lens = self.lens(num_frames);
+        let chunk = |(number, len): (usize, &usize)| {
+            let first = number * Self::PART * self.compression;
+            let before = if number == 0 { 0 } else { self.compression };
+            values[(first - before) * num_mel_bins..(first + len) * num_mel_bins].to_vec()
+        };
+        let chunks: Vec<_> = lens.iter().enumerate().map(chunk).collect();
+        let longest = chunks.iter().map(Vec::len).max().unwrap_or(0);
+        Ok(Features { num_mel_bins, num_frames: longest / num_mel_bins, chunks, lens })
     }
 }

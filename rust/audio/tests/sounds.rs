@@ -225,3 +225,26 @@ fn damaged_files_are_sounds_or_errors() {
     let _ = std::panic::take_hook();
     assert!(decoded > 300, "only {decoded} decoded");
 }
+
+#[test]
+fn a_long_sound_of_phi_4_is_parts_with_the_frames_of_the_vector_before() {
+    let json = json!({ "feature_extractor_type": "Phi4MultimodalFeatureExtractor", "feature_size": 8 });
+    let processor = Processor::from_json("test", json.as_object().unwrap()).unwrap();
+    let sound = |num_frames: usize| {
+        let samples = (0..400 + 160 * (num_frames - 1)).map(|at| (at as f32 * at as f32 * 1e-5).sin()).collect();
+        Sound::new(16_000, samples).unwrap()
+    };
+    for (num_frames, lens) in [(1, &[1][..]), (4000, &[4000]), (4001, &[4000, 1]), (8100, &[4000, 4000, 100])] {
+        let features = processor.process(&sound(num_frames)).unwrap();
+        assert_eq!((&features.lens[..], &processor.frames_of(&sound(num_frames))[..]), (lens, lens));
+        assert!(features.num_frames <= processor.max_frames());
+        let mut whole = Vec::new();
+        for (number, (chunk, len)) in features.chunks.iter().zip(lens).enumerate() {
+            let before = if number == 0 { 0 } else { 8 * 8 };
+            assert_eq!(chunk.len(), before + 8 * len, "chunk {number} of {num_frames} frames");
+            assert_eq!(chunk[..before], whole[whole.len() - before..]);
+            whole.extend_from_slice(&chunk[before..]);
+        }
+        assert_eq!(whole.len(), 8 * num_frames);
+    }
+}

@@ -328,13 +328,97 @@ fn a_sequence_keeps_its_adapter() {
         let prompt = Prompt::Sequence { sequence: sequence.clone(), then: Continuation::Messages(messages) };
         engine.submit(GenerationRequest { prompt, prompt_logprobs: None, ..request(&cases[0]) })
     };
-    let message = |case: &Case| match request(case).prompt {
+    assert_eq!(go_on(messages(&cases[0])).unwrap().wait().unwrap().choices[0].token_ids.len(), cases[0].greedy_ids.len());
+    let error = go_on(messages(&cases[1])).err().unwrap().to_string();
+    assert!(error.contains("a sequence keeps the adapter that it began with"), "{error}");
+}
+
+/// The messages of a case.
+fn messages(case: &Case) -> Vec<Message> {
+    match request(case).prompt {
         Prompt::Chat { messages, .. } => messages,
         _ => unreachable!("a chat"),
-    };
-    assert_eq!(go_on(message(&cases[0])).unwrap().wait().unwrap().choices[0].token_ids.len(), cases[0].greedy_ids.len());
-    let error = go_on(message(&cases[1])).err().unwrap().to_string();
-    assert!(error.contains("a sequence keeps the adapter that it began with"), "{error}");
+    }
+}
+
+/// A request of a case that answers alone, from whatever there is of its prompt.
+fn plain(case: &Case) -> GenerationRequest {
+    GenerationRequest { prompt_logprobs: None, ..request(case) }
+}
+
+/// Its answer, and how many images and sounds were encoded for it.
+fn encoded(engine: &Engine, request: GenerationRequest) -> (Vec<u32>, [usize; 2]) {
+    let completion = engine.submit(request).unwrap().wait().unwrap();
+    let usage = &completion.usage;
+    (completion.choices[0].token_ids.clone(), [usage.encoded_images, usage.encoded_sounds])
+}
+
+/// A folder whose base is all that there is.
+fn without_adapters() -> tempfile::TempDir {
+    let folder = of_transformers(|_| ());
+    for name in ["vision", "speech"] {
+        std::fs::remove_dir_all(folder.path().join(format!("{name}-lora"))).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn a_sound_alone_and_beside_an_image_are_told_apart() {
+    let [beside, mut alone] = [(); 2].map(|()| read::<Golden>("golden.json").cases.remove(7));
+    alone.images.clear();
+    for folder in [of_transformers(|_| ()), without_adapters()] {
+        let fresh = |case| encoded(&load(&folder).unwrap(), plain(case));
+        let (of_alone, of_beside) = (fresh(&alone), fresh(&beside));
+        assert_eq!((of_alone.1, of_beside.1), ([0, 1], [1, 1]));
+        let engine = load(&folder).unwrap();
+        assert_eq!(encoded(&engine, plain(&alone)), of_alone);
+        assert_eq!(encoded(&engine, plain(&beside)), of_beside, "beside an image, behind the same alone");
+        assert_eq!(encoded(&engine, plain(&alone)), (of_alone.0.clone(), [0, 0]), "what was heard is kept");
+        let engine = load(&folder).unwrap();
+        assert_eq!(encoded(&engine, plain(&beside)), of_beside);
+        assert_eq!(encoded(&engine, plain(&alone)), of_alone, "alone, behind the same beside an image");
+    }
+}
+
+#[test]
+fn a_long_sound_is_encoded_part_by_part() {
+    let engine = load(&of_transformers(|_| ())).unwrap();
+    let case = &read::<Golden>("golden.json").cases[6];
+    assert_eq!(encoded(&engine, plain(case)), (case.greedy_ids.clone(), [0, 2]));
+    assert_eq!(encoded(&engine, plain(case)).1, [0, 0]);
+}
+
+/// What goes on from an image with a sound, and where there are no adapters the reverse, is answered as the whole conversation.
+#[test]
+fn a_sequence_goes_on_as_the_whole_conversation_would() {
+    let cases = read::<Golden>("golden.json").cases;
+    let (seen, heard) = (&cases[1], &cases[4]);
+    for (folder, [first, then]) in
+        [(of_transformers(|_| ()), [seen, heard]), (without_adapters(), [seen, heard]), (without_adapters(), [heard, seen])]
+    {
+        let engine = load(&folder).unwrap();
+        let mut asked = plain(first);
+        asked.service.keep = true;
+        let sequence = engine.submit(asked).unwrap().wait().unwrap().choices[0].sequence.take().unwrap();
+        let answer = Message::new("assistant", MessageContent::Text(sequence.text()));
+        let whole = [messages(first), vec![answer], messages(then)].concat();
+        let whole = GenerationRequest { prompt_logprobs: None, ..GenerationRequest::chat(whole, plain(then).sampling) };
+        let then = Prompt::Sequence { sequence, then: Continuation::Messages(messages(then)) };
+        let behind = GenerationRequest { prompt: then, return_token_ids: true, ..whole.clone() };
+        let (ids, _) = encoded(&engine, behind);
+        let whole = GenerationRequest { return_token_ids: true, ..whole };
+        assert_eq!(ids, encoded(&load(&folder).unwrap(), whole).0);
+        assert!(!ids.is_empty());
+    }
+}
+
+/// Nothing is refused for adapters that are not there.
+#[test]
+fn a_folder_without_adapters_may_be_asked_for_the_base() {
+    let engine = load(&without_adapters()).unwrap();
+    let case = &read::<Golden>("golden.json").cases[4];
+    let base = GenerationRequest { adapter: Some(AdapterChoice::Base), ..plain(case) };
+    assert_eq!(encoded(&engine, base), encoded(&load(&without_adapters()).unwrap(), plain(case)));
 }
 
 #[test]

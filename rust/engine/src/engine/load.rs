@@ -294,6 +294,9 @@ pub fn load_with_backend(
     let listeners = events::listen(config)?;
     let config = &calibrated(source, config, backend)?;
     let files = open_files(source, config)?;
+    if files.own_adapters().is_some() && !backend.takes_adapters() {
+        return Err(adapters_refused(&**backend));
+    }
     warn_of_senses(&files);
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
     let draft = draft::open((source, config), files.config(), &text.tokenizer, &**backend)?;
@@ -307,9 +310,6 @@ pub fn load_with_backend(
     };
     let mut plan = planned(0)?;
     let mut runner = ModelRunner::load(&files, Arc::clone(backend), runner_options(config, &plan), progress)?;
-    if files.own_adapters().is_some() && !backend.takes_adapters() {
-        return Err(adapters_refused(&**backend));
-    }
     let own_adapters = files.own_adapters().map(|own| own.load(runner.sites(), files.weights())).transpose()?;
     let adapters =
         config.adapters.clone().map(|options| Registry::new(options, Arc::clone(runner.sites()))).transpose()?.map(Arc::new);

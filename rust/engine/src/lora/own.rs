@@ -44,8 +44,12 @@ pub(crate) struct Among {
 
 impl Encoders<OwnAdapter> {
     /// Those of Phi-4-multimodal, of the kinds that the model takes. In its first files they lie among the weights, as
-    /// config.json says; Transformers has folders of them, and a model whose base holds what they would do has none.
-    pub(crate) fn of_phi4(path: &std::path::Path, whole: &HfFields<'_>, kinds: &[MediaKind]) -> Result<Self, EngineError> {
+    /// config.json says; Transformers has folders of them, and a model whose base holds what they would do has none: `None`.
+    pub(crate) fn of_phi4(
+        path: &std::path::Path,
+        whole: &HfFields<'_>,
+        kinds: &[MediaKind],
+    ) -> Result<Option<Self>, EngineError> {
         let is_first = whole.text("model_type")?.as_deref() == Some("phi4mm");
         let mut all = Self::default();
         for (kind, name) in NAMES.into_iter().filter(|(kind, _)| kinds.contains(kind)) {
@@ -64,7 +68,7 @@ impl Encoders<OwnAdapter> {
                 );
             }
         }
-        Ok(all)
+        Ok(Some(all).filter(|all| !all.kinds().is_empty()))
     }
 
     /// Bytes that they will keep.

@@ -53,12 +53,12 @@ pub struct MediaConfig {
     pub hard: Option<HardTokens>,
 }
 
-/// What becomes of the silence that fills up the last chunk of a sound.
+/// What becomes of frames that are none of a chunk's own: the silence that fills up the last of a sound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
     /// It becomes vectors as all else.
     Heard,
-    /// Layers do not see its states, and it becomes no vectors.
+    /// Layers do not see its states, and it becomes no vectors. The same of frames before a chunk's own.
     Unseen,
     /// Layers see its states, and it becomes no vectors.
     Dropped,

@@ -145,11 +145,12 @@ impl PromptItem {
         let features = processor.process(sound).map_err(|why| EngineError::InvalidArgument(format!("a sound: {why}")))?;
         let identity = processor.identity();
         let item = |(values, len): (Vec<f32>, usize)| {
-            let processed = chunk_of(values, features.num_frames, len);
+            let num_frames = values.len() / features.num_mel_bins;
+            let processed = chunk_of(values, num_frames, len);
             let layout = ItemLayout::new(config, &processed);
             let bytes: Vec<u8> = processed.tiles[0].pixels.iter().flat_map(|value| value.to_le_bytes()).collect();
             let item = EncoderItem {
-                dimensions: &[features.num_frames, features.num_mel_bins, len, layout.num_rows],
+                dimensions: &[num_frames, features.num_mel_bins, len, layout.num_rows],
                 mode: if is_beside_images { "log-mel beside images" } else { "log-mel" },
                 processor: &identity,
                 tower: &[],
@@ -333,7 +334,10 @@ impl MediaEncoder {
                 tiles.iter().map(|tile| Ok(vec![conformer.run(backend, tile)?])).collect::<Result<Vec<_>, EngineError>>()?
             }
             LoadedBody::Speech(speech) => {
-                tiles.iter().map(|tile| Ok(vec![speech.run(backend, tile)?])).collect::<Result<Vec<_>, EngineError>>()?
+                let parts = tiles.iter().zip(&grids);
+                parts
+                    .map(|(tile, grid)| Ok(vec![speech.run(backend, tile, grid.len())?]))
+                    .collect::<Result<Vec<_>, EngineError>>()?
             }
             LoadedBody::Mobile(mobile) => {
                 tiles.iter().map(|tile| Ok(vec![mobile.run(backend, tile)?])).collect::<Result<Vec<_>, EngineError>>()?

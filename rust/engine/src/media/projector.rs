@@ -6,6 +6,7 @@ use super::{
     config::{ProjectorConfig, ProjectorGate, ProjectorLayout, ProjectorNorm, Regroup},
     grid::Grid,
     stored,
+    tower::MAX_ROWS,
     weights::TowerWeights,
 };
 use crate::EngineError;
@@ -82,8 +83,19 @@ impl Projector {
         self.config.out_features()
     }
 
-    /// Vectors of rows of such a width, `[rows, out_features]`.
-    pub(crate) fn project(&self, backend: &dyn Backend, mut rows: Vec<f32>, mut cols: usize) -> Result<Vec<f32>, EngineError> {
+    /// Vectors of rows of such a width, `[rows, out_features]`, of as many at once as buffers are made for.
+    pub(crate) fn project(&self, backend: &dyn Backend, rows: Vec<f32>, cols: usize) -> Result<Vec<f32>, EngineError> {
+        if rows.len() <= MAX_ROWS * cols {
+            return self.project_some(backend, rows, cols);
+        }
+        let mut vectors = Vec::with_capacity(rows.len() / cols * self.out_features());
+        for rows in rows.chunks(MAX_ROWS * cols) {
+            vectors.extend(self.project_some(backend, rows.to_vec(), cols)?);
+        }
+        Ok(vectors)
+    }
+
+    fn project_some(&self, backend: &dyn Backend, mut rows: Vec<f32>, mut cols: usize) -> Result<Vec<f32>, EngineError> {
         for (Layer { linear, gate, norm }, config) in self.layers.iter().zip(&self.config.layers) {
             let num_rows = rows.len() / cols;
             let (x, mut out) = (stored(backend, &rows, cols)?, backend.alloc(num_rows, linear.out_features)?);

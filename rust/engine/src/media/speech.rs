@@ -14,7 +14,7 @@ use crate::EngineError;
 use stem::Stem;
 
 /// Places that see each other. A longer sound has several such parts, the last of which is filled up with zeros.
-const PART: usize = 500;
+const PART: usize = audio::Phi4::PART;
 /// Added to variances.
 const EPS: f32 = 1e-5;
 
@@ -60,12 +60,13 @@ impl SpeechConfig {
         [self.stem_columns(), self.channels, 2 * self.hidden_size, 2 * self.intermediate_size].into_iter().max().unwrap_or(0)
     }
 
-    /// Bytes of the activations of a part of the longest sound.
+    /// Bytes of the activations of a part of a sound.
     pub(crate) fn activation_bytes(&self) -> u64 {
         let widest = self.hidden_size.max(self.intermediate_size);
         let of_layers = PART.saturating_mul(6 * self.hidden_size + 4 * self.intermediate_size + 4 * widest);
         // Where phases read them there is a copy.
-        let values = self.stem_values().saturating_mul(2).max(of_layers);
+        let of_stem = self.stem_values().saturating_mul(2).saturating_add(PART.saturating_mul(self.hidden_size));
+        let values = of_stem.max(of_layers);
         (values as u64).saturating_mul(size_of::<f32>() as u64)
     }
 
@@ -224,23 +225,22 @@ impl Speech {
         Ok(Self { config: config.clone(), stem, bias, layers })
     }
 
-    /// States of the places of a sound, `[places, hidden_size]`, of its features, `[frames, mel bins]`.
-    pub(crate) fn run(&self, backend: &dyn Backend, sound: &Tile) -> Result<Vec<f32>, EngineError> {
-        let (num_places, hidden) = (self.config.num_places(sound.width), self.config.hidden_size);
-        let mut all = Vec::with_capacity(num_places * hidden);
-        for first in (0..num_places).step_by(PART) {
-            let mut states = self.stem.run(backend, sound, first..num_places.min(first + PART))?;
-            let own = states.len();
-            if num_places > PART {
-                // As the model was trained, what fills the last part up is seen.
-                states.resize(PART * hidden, 0.0);
-            }
-            for layer in &self.layers {
-                self.layer(backend, layer, &mut states)?;
-            }
-            all.extend_from_slice(&states[..own]);
+    /// States of the last places of a part of a sound, `[places, hidden_size]`, of its features, `[frames, mel bins]`. Any places
+    /// before them are another part's.
+    pub(crate) fn run(&self, backend: &dyn Backend, sound: &Tile, num_places: usize) -> Result<Vec<f32>, EngineError> {
+        let (end, hidden) = (self.config.num_places(sound.width), self.config.hidden_size);
+        let before = end.checked_sub(num_places).filter(|_| num_places <= PART);
+        let before = before.ok_or_else(|| EngineError::Internal(format!("{num_places} of {end} places of a part of a sound")))?;
+        let mut states = self.stem.run(backend, sound, before..end)?;
+        if before > 0 {
+            // As the model was trained, what fills the last part up is seen.
+            states.resize(PART * hidden, 0.0);
         }
-        Ok(all)
+        for layer in &self.layers {
+            self.layer(backend, layer, &mut states)?;
+        }
+        states.truncate(num_places * hidden);
+        Ok(states)
     }
 
     fn layer(&self, backend: &dyn Backend, layer: &Layer, states: &mut [f32]) -> Result<(), EngineError> {

@@ -206,7 +206,7 @@ impl ModelFiles {
         };
         let fields = HfFields::new(&what, object);
         let media = Encoders::from_folder(path, &fields, &self.config, options.max_edge)?;
-        let own_adapters = media.is_phi4().then(|| Encoders::of_phi4(path, &fields, &media.kinds())).transpose()?;
+        let own_adapters = if media.is_phi4() { Encoders::of_phi4(path, &fields, &media.kinds())? } else { None };
         Ok(Self { own_adapters, ..self.seeing(media) })
     }
 

@@ -10,7 +10,8 @@ use crate::{
     EngineError,
     media::{
         config::{
-            Arrangement, MediaConfig, MediaProcessor, Places, Positions, ProjectorConfig, ProjectorLayer, Regroup, TowerConfig,
+            Arrangement, MediaConfig, MediaProcessor, Places, Positions, ProjectorConfig, ProjectorLayer, Regroup, Silence,
+            TowerConfig,
         },
         speech::SpeechConfig,
     },
@@ -217,5 +218,6 @@ pub(super) fn sounds(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError
     let projector = projector("up_proj_for_speech", "down_proj_for_speech");
     let token = token(reader, "audio_token_id", AUDIO_TOKEN)?;
     let config = reader.config_of_token(PHI4, speech, projector, token);
-    Ok(MediaConfig { beside_images, places: PLACES_OF_SOUNDS, ..config })
+    // A chunk has frames before its own.
+    Ok(MediaConfig { beside_images, silence: Silence::Unseen, places: PLACES_OF_SOUNDS, ..config })
 }

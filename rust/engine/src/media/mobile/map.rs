@@ -1,8 +1,8 @@
 //! Maps: places in rows and columns, each with a value of every channel.
 
-use std::sync::{Mutex, PoisonError};
-
 use device::Backend;
+
+use crate::media::conformer::by_rows;
 
 /// `[height, width, channels]`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -123,15 +123,6 @@ impl Map {
         }
         out
     }
-}
-
-/// Does something with each row of so many columns, on the backend's threads of the host.
-fn by_rows(backend: &dyn Backend, rows: &mut [f32], columns: usize, body: impl Fn(usize, &mut [f32]) + Sync) {
-    let rows: Vec<_> = rows.chunks_exact_mut(columns).map(Mutex::new).collect();
-    backend.for_each(rows.len(), &|number| {
-        // Each is taken once, so nobody waits, and a panic elsewhere has left it whole.
-        body(number, &mut rows[number].lock().unwrap_or_else(PoisonError::into_inner));
-    });
 }
 
 #[cfg(test)]

@@ -66,8 +66,7 @@ impl Stem {
             let number = 3 * level - 1;
             let stored = reader.constant(&format!("embed.conv.{number}.weight"), &[channels, 1, SIDE, SIDE])?;
             let area = SIDE * SIDE;
-            // A model that is only counted has no weights.
-            let at = |at: usize| stored.get(at % channels * area + at / channels).copied().unwrap_or(0.0);
+            let at = |at: usize| stored[at % channels * area + at / channels];
             let point = reader.name(&format!("embed.conv.{}", number + 1));
             others.push(Depthwise {
                 kernel: (0..area * channels).map(at).collect(),
