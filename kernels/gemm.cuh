@@ -296,7 +296,7 @@ __device__ __forceinline__ void merge_warps(float* merge, unsigned warp, Sums& s
 // The CTA that is the last one to leave its sums of a panel in `args.parts` adds all and writes the output.
 template <class Gemm, class Work>
 __device__ __forceinline__ void add_parts(const Work& work, uint32_t* arrived) {
-    constexpr unsigned PART = Gemm::SUMS * 32, TOGETHER = 6;
+    constexpr unsigned PART = Gemm::SUMS * 32;
     const GemmArgs& args = work.job.args;
     const GemmTarget& target = work.job.target;
     const unsigned first_stage = work.panel * work.panel_stages();
@@ -313,19 +313,9 @@ __device__ __forceinline__ void add_parts(const Work& work, uint32_t* arrived) {
     for (unsigned at = 0; at < PART; at += 2 * THREADS) {
         const unsigned i = at + threadIdx.x * 2;
         const auto output = output_of<Gemm::ROW_TILES>(work.job, work.panel, i / 32, i % 32);
-        float2 sum = load_of_other_cta(reinterpret_cast<const float2*>(parts + has_begun * PART + at));
-        // Several at once: each takes as long as all of them.
-        for (unsigned of = 1; of <= last - first; of += TOGETHER) {
-            float2 next[TOGETHER];
-#pragma unroll
-            for (unsigned j = 0; j < TOGETHER; j++) {
-                next[j] = load_of_other_cta(reinterpret_cast<const float2*>(parts + at + size_t(min(of + j, last - first)) * (2 * PART)));
-            }
-#pragma unroll
-            for (unsigned j = 0; j < TOGETHER; j++) {
-                if (of + j <= last - first) sum = make_float2(sum.x + next[j].x, sum.y + next[j].y);
-            }
-        }
+        const auto part = [&](unsigned of) { return reinterpret_cast<const float2*>(parts + at + size_t(of) * (2 * PART)); };
+        const float2 begun = load_of_other_cta(reinterpret_cast<const float2*>(parts + has_begun * PART + at));
+        const float2 sum = add_parts_to<6>(begun, 1, last - first, [&](unsigned of) { return load_of_other_cta(part(of)); });
         output.write({sum.x, sum.y});
     }
 }

@@ -102,8 +102,6 @@ struct Sums {
     }
 };
 
-__device__ __forceinline__ float4 add4(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
-
 // What a CTA sums: a range of the stages of all panels of a target, one after the other.
 template <class Job_>
 struct Work {
@@ -192,7 +190,7 @@ __device__ __forceinline__ void merge_warps(unsigned char* shared, unsigned slot
             float4 sum = {};
 #pragma unroll
             for (unsigned warp = 0; warp < WARPS; warp++) {
-                sum = add4(sum, *reinterpret_cast<const float4*>(shared + warp * (SLOTS * SLOT_BYTES) + slot + at * 16));
+                sum = add(sum, *reinterpret_cast<const float4*>(shared + warp * (SLOTS * SLOT_BYTES) + slot + at * 16));
             }
             done(first * 32 + at, sum);
         }
@@ -203,7 +201,6 @@ __device__ __forceinline__ void merge_warps(unsigned char* shared, unsigned slot
 template <class Work, class Sums>
 __device__ __forceinline__ void finish(const Work& work, unsigned char* shared, unsigned slot, const Sums& sums) {
     const GemmArgs& args = work.job.args;
-    constexpr unsigned TOGETHER = 6;
     constexpr unsigned PART = Sums::UNITS * 32;
     const unsigned part_stages = work.job.target.part_stages, first_stage = work.panel * work.panel_stages;
     const unsigned first = first_stage / part_stages, last = (first_stage + work.panel_stages - 1) / part_stages;
@@ -222,17 +219,8 @@ __device__ __forceinline__ void finish(const Work& work, unsigned char* shared, 
     if (!is_last_to_arrive(arrivals, last - first, arrived)) return;
     for (unsigned at = threadIdx.x; at < PART; at += THREADS) {
         const auto output = output_of(work, at);
-        float4 sum = load_of_other_cta(part(first) + at);
-        // Several at once: each takes as long as all of them.
-        for (unsigned i = first + 1; i <= last; i += TOGETHER) {
-            float4 next[TOGETHER];
-#pragma unroll
-            for (unsigned j = 0; j < TOGETHER; j++) next[j] = load_of_other_cta(part(min(i + j, last)) + at);
-#pragma unroll
-            for (unsigned j = 0; j < TOGETHER; j++) {
-                if (i + j <= last) sum = add4(sum, next[j]);
-            }
-        }
+        const auto load = [&](unsigned piece) { return load_of_other_cta(part(piece) + at); };
+        const float4 sum = add_parts_to<6>(load(first), first + 1, last, load);
         output.write({sum.x, sum.y, sum.z, sum.w});
     }
 }

@@ -239,11 +239,15 @@ struct Sums {
     }
 };
 
-__device__ __forceinline__ float4 add4(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+// Two units of a thread's sums.
+struct TwoUnits {
+    float4 low, high;
+};
+__device__ __forceinline__ TwoUnits add(const TwoUnits& a, const TwoUnits& b) { return {add(a.low, b.low), add(a.high, b.high)}; }
 
 // Writes units `first` and `first + 1` of a thread's sums of a tile.
 template <class Tiles, class Job>
-__device__ __forceinline__ void write(const Job& job, unsigned tile, unsigned first_row, unsigned first, float4 low, float4 high) {
+__device__ __forceinline__ void write(const Job& job, unsigned tile, unsigned first_row, unsigned first, const TwoUnits& of) {
     struct Place {
         unsigned feature, row;
     };
@@ -254,20 +258,20 @@ __device__ __forceinline__ void write(const Job& job, unsigned tile, unsigned fi
         const unsigned unit = first + i / 4;
         return Place{feature + unit % Tiles::WARP_TILES * 16 + i % 4 / 2 * 8, row + unit / Tiles::WARP_TILES * 8 + i % 2};
     });
-    output.write({low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w});
+    output.write({of.low.x, of.low.y, of.low.z, of.low.w, of.high.x, of.high.y, of.high.z, of.high.w});
 }
 
 // Writes a thread's sums of a tile.
 template <class Tiles, class Job, class Sums>
 __device__ __forceinline__ void write_all(const Job& job, unsigned tile, unsigned first_row, const Sums& sums) {
 #pragma unroll
-    for (unsigned i = 0; i < Tiles::UNITS; i += 2) write<Tiles>(job, tile, first_row, i, sums.unit(i), sums.unit(i + 1));
+    for (unsigned i = 0; i < Tiles::UNITS; i += 2) write<Tiles>(job, tile, first_row, i, {sums.unit(i), sums.unit(i + 1)});
 }
 
 // Ends a tile: its sums become the output, or are left for the CTA that is the last one to be done with the tile.
 template <class Tiles, class Job, class Shape, class Sums>
 __device__ __forceinline__ void finish(const Job& job, const Shape& shape, unsigned tile, unsigned first_row, const Sums& sums, uint32_t* arrived) {
-    constexpr unsigned PART = Tiles::UNITS * THREADS, TOGETHER = 3;
+    constexpr unsigned PART = Tiles::UNITS * THREADS;
     const unsigned part_stages = job.target.part_stages, first_stage = tile * shape.stages;
     const unsigned first = first_stage / part_stages, last = (first_stage + shape.stages - 1) / part_stages;
     if (first == last) return write_all<Tiles>(job, tile, first_row, sums);
@@ -280,21 +284,10 @@ __device__ __forceinline__ void finish(const Job& job, const Shape& shape, unsig
     if (!is_last_to_arrive(job.args.arrivals + first_piece + first, last - first, arrived)) return;
 #pragma unroll 1
     for (unsigned i = 0; i < Tiles::UNITS; i += 2) {
-        float4 low = load_of_other_cta(part(first, i)), high = load_of_other_cta(part(first, i + 1));
-        // Several at once: each takes as long as all of them.
-        for (unsigned piece = first + 1; piece <= last; piece += TOGETHER) {
-            float4 next[TOGETHER][2];
-#pragma unroll
-            for (unsigned j = 0; j < TOGETHER; j++) {
-                next[j][0] = load_of_other_cta(part(min(piece + j, last), i));
-                next[j][1] = load_of_other_cta(part(min(piece + j, last), i + 1));
-            }
-#pragma unroll
-            for (unsigned j = 0; j < TOGETHER; j++) {
-                if (piece + j <= last) low = add4(low, next[j][0]), high = add4(high, next[j][1]);
-            }
-        }
-        write<Tiles>(job, tile, first_row, i, low, high);
+        const auto load = [&](unsigned piece) {
+            return TwoUnits{load_of_other_cta(part(piece, i)), load_of_other_cta(part(piece, i + 1))};
+        };
+        write<Tiles>(job, tile, first_row, i, add_parts_to<3>(load(first), first + 1, last, load));
     }
 }
 

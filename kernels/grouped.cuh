@@ -67,6 +67,24 @@ struct GroupJob {
     __device__ __forceinline__ unsigned out_row(unsigned row) const { return out_rows ? out_rows[row] : row; }
 };
 
+__device__ __forceinline__ float2 add(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
+__device__ __forceinline__ float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
+// `sum` and the parts from `next` to `last`, in this order, TOGETHER of which are loaded at once: each takes as long as all.
+template <unsigned TOGETHER, class Sum, class Load>
+__device__ __forceinline__ Sum add_parts_to(Sum sum, unsigned next, unsigned last, const Load& load) {
+    for (; next <= last; next += TOGETHER) {
+        Sum parts[TOGETHER];
+#pragma unroll
+        for (unsigned i = 0; i < TOGETHER; i++) parts[i] = load(min(next + i, last));
+#pragma unroll
+        for (unsigned i = 0; i < TOGETHER; i++) {
+            if (next + i <= last) sum = add(sum, parts[i]);
+        }
+    }
+    return sum;
+}
+
 // The output that a thread has COUNT sums for, and what they are added to: it is on its way before the sums are there.
 template <int COUNT, class Job>
 struct Output {
