@@ -20,7 +20,7 @@ use engine::{
     SamplingParams,
     images::{Limits, RgbImage, decode},
 };
-use gguf_writer::{Gguf, STRING, U32, string};
+use gguf_writer::{Gguf, STRING, U32, string, with_size, without};
 use mmproj::Checkpoint;
 use serde_json::Value;
 
@@ -122,18 +122,6 @@ fn with_the_converter_s_order_of_rows_a_llama_sees_as_transformers_does() {
             assert_eq!(answer, numbers("greedy_ids"), "{name}, case {number}: the answer");
         }
     }
-}
-
-/// A copy in which a key is left out.
-fn without(mut gguf: Gguf, key: &str) -> Gguf {
-    let before = gguf.entries.len();
-    gguf.entries.retain(|entry| !entry.starts_with(&string(key)));
-    assert_eq!(gguf.entries.len(), before - 1, "{key}");
-    gguf
-}
-
-fn with_size(gguf: Gguf, key: &str, size: u32) -> Gguf {
-    without(gguf, key).entry(key, U32, &size.to_le_bytes())
 }
 
 /// Of a token in the vocabulary another text.

@@ -25,7 +25,7 @@ use engine::{
     audio::Sound,
     images::{self, RgbImage},
 };
-use gguf_writer::{Gguf, STRING, U32, string};
+use gguf_writer::{Gguf, STRING, U32, string, with_size, without};
 use mmproj::Checkpoint;
 use mmproj_sounds::without_keys;
 use serde_json::Value;
@@ -145,18 +145,6 @@ fn one_file_with_two_encoders_sees_and_hears() {
             assert!((found.logprob - expected.logprob).abs() < 1e-4, "case {number}: {found:?}, {expected:?}");
         }
     }
-}
-
-/// A copy in which a key is left out.
-fn without(mut gguf: Gguf, key: &str) -> Gguf {
-    let before = gguf.entries.len();
-    gguf.entries.retain(|entry| !entry.starts_with(&string(key)));
-    assert_eq!(gguf.entries.len(), before - 1, "{key}");
-    gguf
-}
-
-fn with_size(gguf: Gguf, key: &str, size: u32) -> Gguf {
-    without(gguf, key).entry(key, U32, &size.to_le_bytes())
 }
 
 #[test]

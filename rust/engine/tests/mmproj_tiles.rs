@@ -23,7 +23,7 @@ use engine::{
     Completion, Engine, EngineConfig, GenerationRequest, MediaOptions, Message, MessageContent, ModelSource, SamplingParams,
     images::{Limits, RgbImage, decode},
 };
-use gguf_writer::{Gguf, U32, string};
+use gguf_writer::{Gguf, U32, string, with_size, without};
 use mmproj::Checkpoint;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -146,14 +146,6 @@ fn a_norm_of_llama_4_may_have_the_name_of_gemma_4_s() {
     pair(&checkpoint.language_of_tiles(), &encoder).unwrap();
 }
 
-/// A copy in which a key is left out.
-fn without(mut gguf: Gguf, key: &str) -> Gguf {
-    let before = gguf.entries.len();
-    gguf.entries.retain(|entry| !entry.starts_with(&string(key)));
-    assert_eq!(gguf.entries.len(), before - 1, "{key}");
-    gguf
-}
-
 #[test]
 fn what_is_not_understood_is_refused_by_name() {
     let fails = |name: &str, change: &dyn Fn(Gguf) -> Gguf, part: &str| {
@@ -162,22 +154,25 @@ fn what_is_not_understood_is_refused_by_name() {
         let Err(error) = pair(&checkpoint.language_of_tiles(), &encoder) else { panic!("{name}: {part}") };
         assert!(error.contains(part) && error.contains("mmproj.gguf"), "{name}: {error}");
     };
-    let with = |gguf: Gguf, key: &str, size: u32| without(gguf, key).entry(key, U32, &size.to_le_bytes());
     let row = |gguf: Gguf, name: &str| gguf.weight(name, &[8], 0, &[0; 32]);
     let scale = "clip.vision.projector.scale_factor";
-    fails("internvl", &|gguf| with(gguf, scale, 0), "`clip.vision.projector.scale_factor` is 0");
-    fails("internvl", &|gguf| with(gguf, scale, 3), "`downsample_ratio` is 0.333");
-    fails("internvl", &|gguf| with(gguf, "clip.vision.preproc_min_tiles", 5), "`clip.vision.preproc_min_tiles` is 5, more than");
-    fails("internvl", &|gguf| with(gguf, "clip.vision.preproc_max_tiles", 1 << 20), "max_patches is 1048576");
+    fails("internvl", &|gguf| with_size(gguf, scale, 0), "`clip.vision.projector.scale_factor` is 0");
+    fails("internvl", &|gguf| with_size(gguf, scale, 3), "`downsample_ratio` is 0.333");
+    fails(
+        "internvl",
+        &|gguf| with_size(gguf, "clip.vision.preproc_min_tiles", 5),
+        "`clip.vision.preproc_min_tiles` is 5, more than",
+    );
+    fails("internvl", &|gguf| with_size(gguf, "clip.vision.preproc_max_tiles", 1 << 20), "max_patches is 1048576");
     fails("internvl", &|gguf| row(gguf, "v.blk.0.attn_q_norm.weight"), "tensor `v.blk.0.attn_q_norm.weight` is of a kind");
     fails("internvl", &|gguf| row(gguf, "v.post_ln.weight"), "tensor `v.post_ln.weight` is of a kind");
-    fails("lfm2_vl", &|gguf| with(gguf, scale, 0), "`clip.vision.projector.scale_factor` is 0");
-    fails("lfm2_vl", &|gguf| with(gguf, "clip.vision.patch_size", 5), "tile_size is 512, which is no multiple of 10");
+    fails("lfm2_vl", &|gguf| with_size(gguf, scale, 0), "`clip.vision.projector.scale_factor` is 0");
+    fails("lfm2_vl", &|gguf| with_size(gguf, "clip.vision.patch_size", 5), "tile_size is 512, which is no multiple of 10");
     fails("lfm2_vl", &|gguf| row(gguf, "mm.3.weight"), "tensor `mm.3.weight` is of a kind");
     fails("llama4_vision", &|gguf| without(gguf, "clip.use_gelu"), "`clip.use_gelu` is not true");
-    fails("llama4_vision", &|gguf| with(gguf, scale, 5), "`vision_config.pixel_shuffle_ratio` is 0.2");
+    fails("llama4_vision", &|gguf| with_size(gguf, scale, 5), "`vision_config.pixel_shuffle_ratio` is 0.2");
     fails("glm4v", &|gguf| row(gguf, "v.blk.0.attn_q_norm.weight"), "tensor `v.blk.0.attn_q_norm.weight` is of a kind");
-    fails("glm4v", &|gguf| with(gguf, "clip.vision.attention.head_count", 16), "heads of 1 elements");
+    fails("glm4v", &|gguf| with_size(gguf, "clip.vision.attention.head_count", 16), "heads of 1 elements");
     let size = |gguf: Gguf, key: &str| gguf.entry(key, U32, &[4, 0, 0, 0]);
     fails("lfm2_vl", &|gguf| size(gguf, "clip.vision.image_max_pixels"), "`clip.vision.image_max_pixels` asks for what is not");
     fails("llama4_vision", &|gguf| size(gguf, "clip.vision.preproc_max_tiles"), "preproc_max_tiles` asks for what is not");

@@ -71,3 +71,16 @@ impl Gguf {
         GgufFiles::open(&[path]).map_err(|e| e.to_string())
     }
 }
+
+/// A copy in which a key is left out.
+pub fn without(mut gguf: Gguf, key: &str) -> Gguf {
+    let before = gguf.entries.len();
+    gguf.entries.retain(|entry| !entry.starts_with(&string(key)));
+    assert_eq!(gguf.entries.len(), before - 1, "{key}");
+    gguf
+}
+
+/// A copy in which a key has another size.
+pub fn with_size(gguf: Gguf, key: &str, size: u32) -> Gguf {
+    without(gguf, key).entry(key, U32, &size.to_le_bytes())
+}

@@ -1,19 +1,17 @@
 //! The sounds of Gemma 3n: a conformer much like that of Gemma 4, of which every sound has as many vectors.
 
 use device::Activation;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{Reader, gemma3n};
+use super::{
+    Reader, gemma3n,
+    gemma4_audio::{PLACES, channels, reach},
+};
 use crate::{
     EngineError,
-    media::config::{
-        ConformerConfig, ConformerStyle, Filled, GEMMA3N, HardTokens, MediaConfig, MediaProcessor, Placeholder, Places,
-    },
+    media::config::{ConformerConfig, ConformerStyle, Filled, GEMMA3N, HardTokens, MediaConfig, MediaProcessor, Placeholder},
     model::fields::Fields,
 };
-
-const PLACES: Places =
-    Places { tower: &["model.audio_tower.", "audio_tower."], projector: &["model.embed_audio.", "embed_audio."], newline: &[] };
 
 pub(super) fn gemma3n_audio(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
     let fields = &reader.encoder;
@@ -33,21 +31,15 @@ pub(super) fn gemma3n_audio(reader: &Reader<'_, '_>) -> Result<MediaConfig, Engi
     if bins != own.num_mel_bins {
         return Err(fields.error("input_feat_size", format!("is {bins}, and the features have {} values", own.num_mel_bins)));
     }
-    let channels = fields.typed("sscp_conv_channel_size", "two numbers of channels", |value| {
-        let numbers: Vec<_> = value.as_array()?.iter().filter_map(Value::as_u64).map(|number| number as usize).collect();
-        <[usize; 2]>::try_from(numbers).ok()
-    })?;
-    let reach = reader.size("conf_attention_context_left", 13)?;
-    if reach < 2 {
-        return Err(fields.error("conf_attention_context_left", format!("is {reach}; implemented: 2 or more")));
-    }
+    let channels = channels(reader, "sscp_conv_channel_size")?;
+    let reach = reach(reader, "conf_attention_context_left")?;
     let hidden_size = reader.size("hidden_size", 1536)?;
     let conformer = ConformerConfig {
         // A factor of 1 and less leaves every state.
         style: ConformerStyle::Gemma3n { reduction: reader.size("conf_reduction_factor", 4)?.max(1) },
         num_mel_bins: own.num_mel_bins,
         max_frames: own.max_frames(),
-        channels: channels.unwrap_or([128, 32]),
+        channels,
         hidden_size,
         num_heads: reader.size("conf_num_attention_heads", 8)?,
         num_layers: reader.size("conf_num_hidden_layers", 12)?,

@@ -13,11 +13,31 @@ use crate::{
     model::fields::Fields,
 };
 
-const PLACES: Places =
+/// Of Gemma 3n's as well.
+pub(super) const PLACES: Places =
     Places { tower: &["model.audio_tower.", "audio_tower."], projector: &["model.embed_audio.", "embed_audio."], newline: &[] };
 
 /// Scores of what is not seen, so far below all others that they have no part.
 const UNSEEN: f64 = -1e6;
+
+/// Of the two convolutions before the layers.
+pub(super) fn channels(reader: &Reader<'_, '_>, key: &str) -> Result<[usize; 2], EngineError> {
+    let channels = reader.encoder.typed(key, "two numbers of channels", |value| {
+        let numbers: Vec<_> = value.as_array()?.iter().filter_map(Value::as_u64).map(|number| number as usize).collect();
+        <[usize; 2]>::try_from(numbers).ok()
+    })?;
+    Ok(channels.unwrap_or([128, 32]))
+}
+
+/// Places that attention sees, its own and those before.
+pub(super) fn reach(reader: &Reader<'_, '_>, key: &str) -> Result<usize, EngineError> {
+    let reach = reader.size(key, 13)?;
+    // Of so little there is nothing that attention sees.
+    if reach < 2 {
+        return Err(reader.encoder.error(key, format!("is {reach}; implemented: 2 or more")));
+    }
+    Ok(reach)
+}
 
 pub(super) fn gemma4_audio(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
     let fields = &reader.encoder;
@@ -30,21 +50,14 @@ pub(super) fn gemma4_audio(reader: &Reader<'_, '_>) -> Result<MediaConfig, Engin
     if let Some(unseen) = fields.number("attention_invalid_logits_value")?.filter(|unseen| *unseen > UNSEEN) {
         return Err(fields.error("attention_invalid_logits_value", format!("is {unseen}; implemented: at most {UNSEEN}")));
     }
-    let channels = fields.typed("subsampling_conv_channels", "two numbers of channels", |value| {
-        let numbers: Vec<_> = value.as_array()?.iter().filter_map(Value::as_u64).map(|number| number as usize).collect();
-        <[usize; 2]>::try_from(numbers).ok()
-    })?;
-    let reach = reader.size("attention_context_left", 13)?;
-    // Of so little there is nothing that attention sees.
-    if reach < 2 {
-        return Err(fields.error("attention_context_left", format!("is {reach}; implemented: 2 or more")));
-    }
+    let channels = channels(reader, "subsampling_conv_channels")?;
+    let reach = reach(reader, "attention_context_left")?;
     let eps = reader.number("rms_norm_eps", 1e-6)?;
     let conformer = ConformerConfig {
         style: ConformerStyle::Gemma4,
         num_mel_bins: own.num_mel_bins,
         max_frames: own.max_frames(),
-        channels: channels.unwrap_or([128, 32]),
+        channels,
         hidden_size: reader.size("hidden_size", 1024)?,
         num_heads: reader.size("num_attention_heads", 8)?,
         num_layers: reader.size("num_hidden_layers", 12)?,
