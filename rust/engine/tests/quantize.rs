@@ -14,7 +14,7 @@ use common::{
     Harness, argmax, gguf, golden_dir, hugging_face, load_files,
     serving::{exact, request, run},
 };
-use device::{KvDType, Precision, cpu::ReferenceBackend};
+use device::{DType, KvDType, Precision, WeightView, cpu::ReferenceBackend, quant::dequantize_row};
 use engine::{
     Engine, EngineConfig, EngineError, Importance, Isq, ModelSource, QuantizeOptions, QuantizedFile, Tokenizer,
     chat_template::template_in_dir,
@@ -24,7 +24,7 @@ use engine::{
 };
 use serde_json::Value;
 
-const FOLDERS: [&str; 31] = [
+const FOLDERS: [&str; 47] = [
     "llama",
     "llama3-rope",
     "llama-yarn",
@@ -56,6 +56,22 @@ const FOLDERS: [&str; 31] = [
     "phimoe",
     "glm4-moe",
     "hunyuan-moe",
+    "deepseek-v2",
+    "deepseek-v2-group",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "deepseek-v3-yarn",
+    "glm4-moe-lite",
+    "gpt-oss",
+    "gpt-oss-mxfp4",
+    "granitemoe",
+    "granitemoehybrid",
+    "granitemoehybrid-attn",
+    "granitemoehybrid-dense",
+    "lfm2",
+    "lfm2-moe",
+    "llama4-text-8k",
+    "qwen3-next",
 ];
 const FILES: [&str; 6] = ["llama", "gemma2", "mixtral", "qwen3-moe", "lfm2", "granitemoehybrid"];
 
@@ -100,9 +116,13 @@ fn logits(source: &ModelSource, quantize: Option<&str>) -> Vec<Vec<f32>> {
 }
 
 fn assert_same(what: &str, expected: &[Vec<f32>], got: &[Vec<f32>]) {
+    assert_within(1e-3, what, expected, got);
+}
+
+fn assert_within(tolerance: f32, what: &str, expected: &[Vec<f32>], got: &[Vec<f32>]) {
     for (position, (expected, got)) in expected.iter().zip(got).enumerate() {
         let worst = expected.iter().zip(got).fold(0.0f32, |worst, (a, b)| worst.max((a - b).abs()));
-        assert!(worst < 1e-3, "{what}: logits of position {position} are off by {worst}");
+        assert!(worst < tolerance, "{what}: logits of position {position} are off by {worst}");
         assert_eq!(argmax(expected), argmax(got), "{what}: position {position}");
     }
 }
@@ -121,8 +141,20 @@ fn the_file_of_a_folder_computes_what_in_situ_quantization_of_it_computes() {
     }
 }
 
+/// The columns of a matrix change places and are quantized in other blocks. A head in the wrong place is off by 1. One of the two
+/// has an encoder, which is left out.
+#[test]
+fn the_file_of_a_folder_whose_value_heads_change_places_computes_nearly_what_its_folder_computes() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["qwen3_5", "qwen3_5-moe"] {
+        let output = dir.path().join(format!("{name}.gguf"));
+        quantized(&hugging_face(name), &output, "8").unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_within(0.05, name, &logits(&hugging_face(name), Some("8")), &logits(&file(&output), None));
+    }
+}
+
 /// Of which only the configuration is kept.
-const DRAWN: [&str; 16] = [
+const DRAWN: [&str; 17] = [
     "arcee",
     "ernie4_5",
     "ernie4_5_moe",
@@ -133,6 +165,7 @@ const DRAWN: [&str; 16] = [
     "jais2",
     "mellum-sparse",
     "minimax_m2",
+    "mistral4",
     "nemotron",
     "olmo3",
     "olmoe",
@@ -163,6 +196,28 @@ fn the_file_of_a_file_computes_what_in_situ_quantization_of_it_computes() {
     }
 }
 
+/// A shape without the dimensions of one, which ggml does not tell apart.
+fn plain_shape(shape: &[usize]) -> Vec<usize> {
+    shape.iter().copied().filter(|n| *n != 1).collect()
+}
+
+/// That rows are those of a twin, as far as what they are quantized to can tell.
+fn assert_near(what: &str, own: &WeightView, twin: &WeightView) {
+    let values = |view: &WeightView, row| {
+        let mut values = vec![0.0_f32; view.cols];
+        dequantize_row(view.dtype, view.row(row), &mut values);
+        values
+    };
+    for row in 0..twin.rows {
+        let (own_values, twin_values) = (values(own, row), values(twin, row));
+        let largest = twin_values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+        let step = if own.dtype == DType::F32 { 1e-6 * largest } else { largest / 127.0 };
+        for (a, b) in own_values.into_iter().zip(twin_values) {
+            assert!((a - b).abs() <= step, "{what}, row {row}: {a} and {b}");
+        }
+    }
+}
+
 /// What describes the file, not the model.
 fn is_about_the_file(key: &str) -> bool {
     key.starts_with("general.")
@@ -173,7 +228,9 @@ fn metadata_and_names_are_those_of_llama_cpps_converter() {
     let dir = tempfile::tempdir().unwrap();
     let plain = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma3-linear", "phi3"];
     let further = ["gemma", "gemma2", "glm4", "granite", "olmo2", "phi2", "smollm3", "stablelm", "starcoder2"];
-    for name in plain.into_iter().chain(further) {
+    let experts = ["deepseek-v2-lite", "deepseek-v3-yarn", "gpt-oss-mxfp4", "granitemoe", "lfm2-moe", "llama4-text-8k"];
+    let recurrent = ["granitemoehybrid", "lfm2", "qwen3-next", "qwen3_5-moe"];
+    for name in plain.into_iter().chain(further).chain(experts).chain(recurrent) {
         let output = dir.path().join(format!("{name}.gguf"));
         quantized(&hugging_face(name), &output, "8").unwrap();
         let twin_path = golden_dir().join("gguf").join(format!("{name}.gguf"));
@@ -185,17 +242,16 @@ fn metadata_and_names_are_those_of_llama_cpps_converter() {
             names
         };
         assert_eq!(sorted(&own), sorted(&twin), "{name}");
-        for tensor in twin.names().filter(|name| name.contains("norm") || name.starts_with("rope")) {
+        for tensor in twin.names() {
             let (own, twin) = (own.tensor(tensor).unwrap(), twin.tensor(tensor).unwrap());
-            assert_eq!(own.0.dtype, twin.0.dtype, "{name} {tensor}");
-            let floats = |bytes: &[u8]| -> Vec<_> { bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect() };
-            for (a, b) in floats(own.0.bytes()).into_iter().zip(floats(twin.0.bytes())) {
-                assert!((a - b).abs() <= 1e-6 * b.abs(), "{name} {tensor}: {a} and {b}");
-            }
+            assert_eq!(plain_shape(&own.1), plain_shape(&twin.1), "{name} {tensor}");
+            assert_eq!(own.0.dtype == DType::F32, twin.0.dtype == DType::F32, "{name} {tensor}");
+            assert_near(&format!("{name} {tensor}"), &own.0, &twin.0);
         }
         for (key, value) in twin.metadata().iter().filter(|(key, _)| !is_about_the_file(key)) {
-            // The twin of phi3 has the default of a folder that names no original context.
-            if name == "phi3" && key == "phi3.rope.scaling.original_context_length" {
+            // The twin of phi3 has the default of a folder that names no original context; that of llama4 the width of dense
+            // layers, of which it has none.
+            if matches!(&key[..], "phi3.rope.scaling.original_context_length" | "llama4.feed_forward_length") {
                 continue;
             }
             let own = own.metadata().get(key).unwrap_or_else(|| panic!("{name}: no {key}"));
@@ -327,8 +383,9 @@ fn what_cannot_be_written_is_refused_and_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("out").join("q.gguf");
     fs::create_dir(output.parent().unwrap()).unwrap();
-    let error = refusal(&hugging_face("lfm2"), &output);
-    assert!(error.contains("lfm2") && error.contains("llama, mistral, qwen2"), "{error}");
+    let (_folder, source) = drawn::model("helium");
+    let error = refusal(&source, &output);
+    assert!(error.contains("helium") && error.contains("llama, mistral, qwen2"), "{error}");
     // Of its files no key says that a layer has a window.
     let (folder, windowed) = drawn::model("dots1");
     fs::copy(golden_dir().join("text/llama/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();

@@ -6,8 +6,8 @@ use device::RouterScore;
 use crate::{
     EngineError,
     model::{
-        DecoderConfig,
-        config::{ExpertsConfig, LayerConfig},
+        DecoderConfig, RopeScaling,
+        config::{AttentionConfig, ExpertsConfig, FfnConfig, LayerConfig, RecurrentConfig},
     },
     weights::Role,
 };
@@ -20,6 +20,10 @@ pub(super) struct Family {
     pub windows: Windows,
     /// Parts that have their other name ([`WeightId::gguf_otherwise`](crate::weights::WeightId::gguf_otherwise)).
     pub otherwise: &'static [Role],
+    /// Gate and up of feed-forward networks are one in folders, and two in files.
+    pub cuts_ffn: bool,
+    /// Layers say how many key and value heads they have, the recurrent ones none.
+    pub counts_heads: bool,
     /// The epsilon has the key of the other kind of norm.
     pub calls_norm_rms: bool,
     /// Further metadata, without the prefix.
@@ -40,11 +44,19 @@ pub(super) enum Windows {
 }
 
 const fn family(name: &'static str) -> Family {
-    Family { name, windows: Windows::Implied, otherwise: &[], calls_norm_rms: false, own: |_| Vec::new() }
+    Family {
+        name,
+        windows: Windows::Implied,
+        otherwise: &[],
+        cuts_ffn: false,
+        counts_heads: false,
+        calls_norm_rms: false,
+        own: |_| Vec::new(),
+    }
 }
 
 /// All of them.
-pub(super) const FAMILIES: [Family; 42] = [
+pub(super) const FAMILIES: [Family; 55] = [
     family("llama"),
     family("mistral"),
     family("qwen2"),
@@ -61,7 +73,7 @@ pub(super) const FAMILIES: [Family; 42] = [
     family("smollm3"),
     family("glm4"),
     family("glm"),
-    Family { own: granite, ..family("granite") },
+    Family { cuts_ffn: true, own: granite, ..family("granite") },
     Family { windows: Windows::Flags, own: granite_swa, ..family("granite_swa") },
     Family { own: cohere, ..family("cohere") },
     Family { own: cohere, ..family("cohere2") },
@@ -87,7 +99,33 @@ pub(super) const FAMILIES: [Family; 42] = [
     Family { own: |_| vec![("interleave_moe_layer_step", Value::U32(1))], ..family("ernie4_5_moe") },
     Family { windows: Windows::Flags, ..family("exaone_moe") },
     family("minimax_m2"),
+    Family { own: latent, ..family("deepseek_v2") },
+    Family { own: latent, ..family("deepseek_v3") },
+    Family { own: latent, ..family("glm4_moe_lite") },
+    Family { own: |config| [latent(config), ministral3(config)].concat(), ..family("mistral4") },
+    Family { otherwise: &[Role::FfnNorm], ..family("gpt_oss") },
+    Family { own: llama4, ..family("llama4_text") },
+    Family { cuts_ffn: true, own: granite, ..family("granitemoe") },
+    Family { cuts_ffn: true, counts_heads: true, own: granite_hybrid, ..family("granitemoehybrid") },
+    Family { otherwise: &LFM2, counts_heads: true, ..family("lfm2") },
+    Family { otherwise: &LFM2, counts_heads: true, ..family("lfm2_moe") },
+    Family { otherwise: &[Role::FfnNorm], own: qwen3_next, ..family("qwen3_next") },
+    Family { otherwise: &[Role::FfnNorm], own: qwen3_next, ..family("qwen3_5_text") },
+    Family { otherwise: &[Role::FfnNorm], own: qwen3_next, ..family("qwen3_5_moe_text") },
 ];
+
+/// The name of the family as which a model is written, which may be that of a plainer one.
+pub(super) fn name(config: &DecoderConfig) -> &'static str {
+    let is_attentive = config.layers.iter().all(|layer| layer.recurrent.is_none());
+    match config.architecture {
+        "granitemoehybrid" if is_attentive && config.layers.iter().any(|layer| layer.ffn.num_experts() > 0) => "granitemoe",
+        "granitemoehybrid" if is_attentive => "granite",
+        name => name,
+    }
+}
+
+/// What LFM2's files call otherwise.
+const LFM2: [Role; 4] = [Role::OutputNorm, Role::MixInput, Role::Conv, Role::MixOutput];
 
 /// What a mixture of experts has, which begins with that layer.
 pub(super) fn experts(first: usize, experts: &ExpertsConfig) -> Result<Vec<(&'static str, Value)>, EngineError> {
@@ -121,6 +159,80 @@ pub(super) fn experts(first: usize, experts: &ExpertsConfig) -> Result<Vec<(&'st
     Ok(entries)
 }
 
+/// What layers with a state have.
+pub(super) fn recurrent(config: &RecurrentConfig, hidden: usize) -> Vec<(&'static str, usize)> {
+    let ssm = |kernel, state_dim, groups, heads| {
+        vec![
+            ("ssm.conv_kernel", kernel),
+            ("ssm.state_size", state_dim),
+            ("ssm.group_count", groups),
+            ("ssm.time_step_rank", heads),
+            ("ssm.inner_size", config.width(hidden)),
+        ]
+    };
+    match *config {
+        RecurrentConfig::ShortConv { kernel } => vec![("shortconv.l_cache", kernel)],
+        RecurrentConfig::Mamba2 { num_heads, num_groups, state_dim, kernel, .. } => ssm(kernel, state_dim, num_groups, num_heads),
+        RecurrentConfig::GatedDelta { num_key_heads, num_value_heads, key_dim, kernel, .. } => {
+            ssm(kernel, key_dim, num_key_heads, num_value_heads)
+        }
+    }
+}
+
+/// Latent attention.
+fn latent(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+    let Some((attention, latent)) = first(config).and_then(|layer| Some((layer.attention, layer.attention.latent?))) else {
+        return Vec::new();
+    };
+    let size = |n: usize| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
+    let mut entries = vec![
+        ("attention.kv_lora_rank", size(latent.kv_rank)),
+        ("attention.key_length_mla", size(latent.nope_dim + latent.rope_dim)),
+        ("attention.value_length_mla", size(latent.v_dim)),
+    ];
+    entries.extend(latent.q_rank.map(|rank| ("attention.q_lora_rank", size(rank))));
+    if let Some(multiplier) = log_multiplier(&attention, config) {
+        entries.push(("rope.scaling.yarn_log_multiplier", Value::F32(multiplier)));
+    }
+    let experts = config.layers.iter().find_map(|layer| match layer.ffn {
+        FfnConfig::Experts(experts) => Some(experts),
+        FfnConfig::Dense(_) => None,
+    });
+    if let Some(experts) = experts.filter(|experts| experts.rule.groups.is_none()) {
+        entries.extend([("expert_group_count", Value::U32(1)), ("expert_group_used_count", Value::U32(1))]);
+        if experts.rule.scale.to_bits() == 1_f32.to_bits() {
+            entries.push(("expert_weights_scale", Value::F32(1.0)));
+        }
+    }
+    entries
+}
+
+/// By how much the logarithm of yarn's factor raises the root of the scale of latent attention's scores.
+pub(super) fn log_multiplier(attention: &AttentionConfig, config: &DecoderConfig) -> Option<f32> {
+    let (latent, rope) = (attention.latent?, &config.ropes[attention.rope?]);
+    let RopeScaling::Yarn { factor, .. } = rope.scaling else { return None };
+    let scale = f64::from(attention.scale) * ((latent.nope_dim + latent.rope_dim) as f64).sqrt();
+    let multiplier = (scale.sqrt() - 1.0) / factor.ln();
+    (factor > 1.0 && multiplier > 1e-6).then_some(multiplier as f32)
+}
+
+/// Every so many layers have experts, and by default rotate.
+fn llama4(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+    let step = config.layers.iter().position(|layer| layer.ffn.num_experts() > 0).map_or(1, |first| first + 1);
+    vec![("interleave_moe_layer_step", Value::U32(step as u32))]
+}
+
+/// Every so many layers have attention, which may rotate by sections.
+fn qwen3_next(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+    let full = config.layers.iter().position(|layer| layer.recurrent.is_none());
+    let mut entries = vec![("full_attention_interval", Value::U32(full.map_or(config.layers.len(), |full| full + 1) as u32))];
+    if let Some(axes) = config.ropes.first().and_then(|rope| rope.axes) {
+        let sections = axes.sections.iter().map(|pairs| *pairs as i32).chain([0]).collect();
+        entries.push(("rope.dimension_sections", Value::I32s(sections)));
+    }
+    entries
+}
+
 fn first(config: &DecoderConfig) -> Option<&LayerConfig> {
     config.layers.first()
 }
@@ -142,6 +254,11 @@ fn granite(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
     let of_model =
         [("embedding_scale", Value::F32(config.embedding_scale)), ("logit_scale", Value::F32(config.logit_scale.recip()))];
     of_layers.chain(of_model).collect()
+}
+
+fn granite_hybrid(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+    let rotates = config.layers.iter().any(|layer| layer.recurrent.is_none() && layer.attention.rope.is_some());
+    granite(config).into_iter().chain([("rope.scaling.finetuned", Value::Bool(rotates))]).collect()
 }
 
 fn granite_swa(config: &DecoderConfig) -> Vec<(&'static str, Value)> {

@@ -1,15 +1,14 @@
 //! A folder in Hugging Face layout as a GGUF file: metadata, and tensors by name, as llama.cpp's converter writes them.
 
-use std::collections::HashSet;
-
-use device::{DType, NormKind, RopeStyle};
+use device::{NormKind, RopeStyle};
 
 use super::{
-    dtype,
     entries::{Entries, Value},
     families::{self, FAMILIES, Family, Windows},
-    model_name, vocabulary,
-    writer::{HeadRows, PlannedTensor, Values},
+    model_name,
+    tensors::Tensors,
+    vocabulary,
+    writer::PlannedTensor,
 };
 use crate::{
     EngineError, Isq, ModelSource,
@@ -18,43 +17,17 @@ use crate::{
         DecoderConfig, LayerConfig, ModelFiles, RopeConfig, RopeScaling,
         arch::PERMUTED,
         architectures,
-        config::{FfnConfig, Norms},
+        config::{DeltaLayout, FfnConfig, RecurrentConfig},
     },
-    weights::{Role, WeightId, WeightSource},
 };
-
-/// The parts of a layer but its norms, in the order of the file.
-const PARTS: [Role; 22] = [
-    Role::AttnQ,
-    Role::AttnK,
-    Role::AttnV,
-    Role::AttnQkv,
-    Role::AttnQNorm,
-    Role::AttnKNorm,
-    Role::AttnSinks,
-    Role::AttnOutput,
-    Role::FfnGate,
-    Role::FfnUp,
-    Role::FfnGateUp,
-    Role::FfnDown,
-    Role::Router,
-    Role::RouterCorrection,
-    Role::ExpertGate,
-    Role::ExpertUp,
-    Role::ExpertDown,
-    Role::SharedGate,
-    Role::SharedUp,
-    Role::SharedGateUp,
-    Role::SharedDown,
-    Role::SharedWeight,
-];
 
 /// Metadata and tensors of the file.
 pub(super) fn contents(source: &ModelSource, files: &ModelFiles, isq: Isq) -> Result<(Entries, Vec<PlannedTensor>), EngineError> {
     let (config, weights) = (files.config(), files.weights());
     let not_converted = |why: String| EngineError::NotSupported(format!("{}: {why}", weights.path().display()));
-    let gguf = architectures().find(|architecture| architecture.model_types[0] == config.architecture);
-    let family = FAMILIES.iter().find(|family| family.name == config.architecture);
+    let name = families::name(config);
+    let gguf = architectures().find(|architecture| architecture.model_types[0] == name);
+    let family = FAMILIES.iter().find(|family| family.name == name);
     let (Some(prefix), Some(family)) = (gguf.map(|found| found.gguf), family) else {
         return Err(not_converted(format!(
             "a folder of the architecture {} is not made into a GGUF file; folders of {} are, and float GGUF files of any",
@@ -72,32 +45,7 @@ pub(super) fn contents(source: &ModelSource, files: &ModelFiles, isq: Isq) -> Re
     if let Some(template) = template_in_dir(path)? {
         entries.text("tokenizer.chat_template", template);
     }
-    let is_permuted = PERMUTED.contains(&config.architecture);
-    let mut tensors = Tensors { weights, config, isq, family, is_permuted, list: Vec::new(), used: HashSet::new() };
-    tensors.rope_factors();
-    tensors.add(WeightId::global(Role::Embedding))?;
-    for layer in 0..config.layers.len() {
-        let LayerConfig { norms, is_parallel, .. } = config.layers[layer];
-        // What one family calls the norm after attention is another's before the feed-forward network.
-        let (before, after) = (norms != Norms::After, norms != Norms::Before);
-        let of_norms = [
-            (Role::AttnNorm, before),
-            (Role::FfnNorm, before && !is_parallel),
-            (Role::PostAttnNorm, after),
-            (Role::PostFfnNorm, after),
-        ];
-        for role in of_norms.into_iter().filter(|(_, is_there)| *is_there).map(|(role, _)| role).chain(PARTS) {
-            tensors.add_with_bias(WeightId::layer(layer, role))?;
-        }
-    }
-    tensors.add_with_bias(WeightId::global(Role::OutputNorm))?;
-    if config.tie_word_embeddings {
-        tensors.used.insert(weights.name(WeightId::global(Role::Output)));
-    } else {
-        tensors.add_with_bias(WeightId::global(Role::Output))?;
-    }
-    tensors.check_all_used()?;
-    Ok((entries, tensors.list))
+    Ok((entries, Tensors::new(weights, config, isq, family)?.all()?))
 }
 
 fn metadata(
@@ -116,25 +64,36 @@ fn metadata(
     let size =
         |n: usize| u32::try_from(n).map(Value::U32).map_err(|_| EngineError::Load(format!("a size of {n} in config.json")));
     let first = config.layers.first().ok_or_else(|| EngineError::Load("a model without layers".into()))?;
-    let dense = config.layers.iter().find(|layer| layer.ffn.num_experts() == 0).unwrap_or(first);
     let experts = config.layers.iter().enumerate().find_map(|(index, layer)| match &layer.ffn {
         FfnConfig::Experts(experts) => Some((index, experts)),
         FfnConfig::Dense(_) => None,
     });
+    let dense = config.layers.iter().find(|layer| layer.ffn.num_experts() == 0).map(|layer| layer.ffn.intermediate_size());
+    let width = dense.or(experts.map(|(_, experts)| experts.intermediate_size)).unwrap_or(0);
     let rope = config.ropes.first().ok_or_else(|| EngineError::NotSupported("a model whose heads do not rotate".into()))?;
     for (name, n) in [
         ("block_count", config.layers.len()),
         ("context_length", config.max_position_embeddings),
         ("embedding_length", config.hidden_size),
-        ("feed_forward_length", dense.ffn.intermediate_size()),
+        ("feed_forward_length", width),
         ("attention.head_count", first.attention.num_heads),
-        ("attention.head_count_kv", first.attention.num_kv_heads),
         ("attention.key_length", first.attention.head_dim),
-        ("attention.value_length", first.attention.head_dim),
+        ("attention.value_length", first.attention.latent.map_or(first.attention.head_dim, |latent| latent.kv_rank)),
         ("vocab_size", config.vocab_size),
         ("rope.dimension_count", rope.rotary_dim),
     ] {
         entries.push(key(name), size(n)?);
+    }
+    let kv_heads = |layer: &LayerConfig| if layer.recurrent.is_some() { 0 } else { layer.attention.num_kv_heads };
+    let kv_heads = match family.counts_heads {
+        true => Value::I32s(config.layers.iter().map(|layer| kv_heads(layer) as i32).collect()),
+        false => size(first.attention.num_kv_heads)?,
+    };
+    entries.push(key("attention.head_count_kv"), kv_heads);
+    if let Some(recurrent) = config.layers.iter().find_map(|layer| layer.recurrent) {
+        for (name, n) in families::recurrent(&recurrent, config.hidden_size) {
+            entries.push(key(name), size(n)?);
+        }
     }
     let epsilon = match config.norm.kind {
         NormKind::Layer if !family.calls_norm_rms => "attention.layer_norm_epsilon",
@@ -145,7 +104,8 @@ fn metadata(
     if let Some(local) = config.ropes.get(1) {
         entries.push(key("rope.freq_base_swa"), Value::F32(local.theta as f32));
     }
-    for (name, value) in scaling(rope) {
+    let makes_up = families::log_multiplier(&first.attention, config).is_some();
+    for (name, value) in scaling(rope, makes_up) {
         entries.push(key(&format!("rope.scaling.{name}")), value);
     }
     if let Some(cap) = config.final_softcap {
@@ -188,15 +148,15 @@ fn windows(config: &DecoderConfig, family: &Family) -> Result<Vec<(&'static str,
     Ok(entries)
 }
 
-/// How a rotation is stretched, but for factors, which are tensors.
-fn scaling(rope: &RopeConfig) -> Vec<(&'static str, Value)> {
+/// How a rotation is stretched, but for factors, which are tensors; whether the scale of scores makes up for its factor.
+fn scaling(rope: &RopeConfig, makes_up: bool) -> Vec<(&'static str, Value)> {
     let original = |n: usize| ("original_context_length", Value::U32(u32::try_from(n).unwrap_or(u32::MAX)));
     match &rope.scaling {
         RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) | RopeScaling::Partial(_) => Vec::new(),
         RopeScaling::Linear(factor) => vec![("type", Value::Text("linear".into())), ("factor", Value::F32(*factor as f32))],
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_positions, attention_factor, .. } => {
             // Readers multiply by this one besides.
-            let usual = if *factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
+            let usual = if *factor > 1.0 && !makes_up { 0.1 * factor.ln() + 1.0 } else { 1.0 };
             vec![
                 ("type", Value::Text("yarn".into())),
                 ("factor", Value::F32(*factor as f32)),
@@ -212,137 +172,6 @@ fn scaling(rope: &RopeConfig) -> Vec<(&'static str, Value)> {
     }
 }
 
-struct Tensors<'a> {
-    weights: &'a WeightSource,
-    config: &'a DecoderConfig,
-    isq: Isq,
-    family: &'static Family,
-    /// The rows of q and k change places.
-    is_permuted: bool,
-    list: Vec<PlannedTensor>,
-    /// Names in the source.
-    used: HashSet<String>,
-}
-
-impl Tensors<'_> {
-    fn add_with_bias(&mut self, id: WeightId) -> Result<(), EngineError> {
-        self.add(id)?;
-        self.add(id.bias())
-    }
-
-    /// Does nothing for a tensor that is not there.
-    fn add(&mut self, id: WeightId) -> Result<(), EngineError> {
-        let mut names = self.weights.stored_names(id);
-        names.retain(|name| !self.used.contains(name));
-        let Some(first) = names.first() else { return Ok(()) };
-        let (view, mut shape) = self.weights.tensor(first)?;
-        let order = self.order(id, view.rows.max(if shape.len() == 1 { view.cols } else { 0 }))?;
-        self.used.extend(names.iter().cloned());
-        if self.weights.name(id).contains('*') {
-            shape.insert(0, names.len());
-        }
-        if id.role == Role::SharedWeight {
-            shape.retain(|n| *n != 1);
-        }
-        let dims: Vec<_> = shape.iter().rev().copied().collect();
-        if dims.len() == 1 || is_norm(id.role) {
-            self.add_values(id, &names, dims, order)?;
-            return Ok(());
-        }
-        // What chooses experts is multiplied exactly.
-        let dtype = match id.role {
-            Role::Router => DType::F32,
-            _ => dtype(self.isq, view.dtype, &dims, Some(id.layer.is_none())),
-        };
-        self.list.push(PlannedTensor { name: id.gguf(), dims, dtype, values: Values::Stored { names, order } });
-        Ok(())
-    }
-
-    /// A tensor that stays as it is, in F32.
-    fn add_values(
-        &mut self,
-        id: WeightId,
-        names: &[String],
-        dims: Vec<usize>,
-        order: Option<HeadRows>,
-    ) -> Result<(), EngineError> {
-        let mut values = Vec::new();
-        for name in names {
-            values.extend(self.weights.floats(name)?);
-        }
-        if !id.bias && is_norm(id.role) {
-            for value in &mut values {
-                *value += self.config.norm.offset;
-            }
-        }
-        if let Some(order) = order {
-            values = (0..values.len()).map(|row| values[order.source(row)]).collect();
-        }
-        let otherwise = if self.family.otherwise.contains(&id.role) { id.gguf_otherwise() } else { None };
-        let name = otherwise.unwrap_or_else(|| id.gguf());
-        self.list.push(PlannedTensor { name, dims, dtype: DType::F32, values: Values::Given(values) });
-        Ok(())
-    }
-
-    fn order(&self, id: WeightId, rows: usize) -> Result<Option<HeadRows>, EngineError> {
-        let Some(layer) = id.layer.filter(|_| self.is_permuted && matches!(id.role, Role::AttnQ | Role::AttnK)) else {
-            return Ok(None);
-        };
-        let head_dim = self.config.layers[layer].attention.head_dim;
-        if !head_dim.is_multiple_of(2) || !rows.is_multiple_of(head_dim) {
-            let name = self.weights.name(id);
-            return Err(EngineError::Load(format!("tensor `{name}` has {rows} rows, no multiple of heads of {head_dim}")));
-        }
-        Ok(Some(HeadRows { head_dim }))
-    }
-
-    /// Divisors of frequencies are tensors of their own.
-    fn rope_factors(&mut self) {
-        let Some(rope) = self.config.ropes.first() else { return };
-        let mut add = |role, values: Vec<f32>| {
-            let name = WeightId::global(role).gguf();
-            self.list.push(PlannedTensor { name, dims: vec![values.len()], dtype: DType::F32, values: Values::Given(values) });
-        };
-        match &rope.scaling {
-            RopeScaling::Llama3 { .. } => {
-                let plain = RopeConfig { scaling: RopeScaling::None, ..rope.clone() };
-                let pairs = plain.frequencies(0).into_iter().zip(rope.frequencies(0));
-                add(Role::RopeFreqs, pairs.map(|(plain, stretched)| plain / stretched).collect());
-            }
-            RopeScaling::Factors(values) => add(Role::RopeFreqs, values.clone()),
-            RopeScaling::LongRope { short, long, .. } => {
-                add(Role::RopeFactorsLong, long.clone());
-                add(Role::RopeFactorsShort, short.clone());
-            }
-            // No model that is made into a file has one of a part.
-            RopeScaling::None | RopeScaling::Linear(_) | RopeScaling::Yarn { .. } | RopeScaling::Partial(_) => {}
-        }
-    }
-
-    /// A tensor that has no place in the file would be lost.
-    fn check_all_used(&self) -> Result<(), EngineError> {
-        let left = self.weights.tensor_names().into_iter().find(|name| !self.used.contains(*name) && !is_derived(name));
-        match left {
-            None => Ok(()),
-            Some(name) => Err(EngineError::NotSupported(format!(
-                "{}: tensor `{name}` has no place in a GGUF file of the architecture {}",
-                self.weights.path().display(),
-                self.config.architecture
-            ))),
-        }
-    }
-}
-
-const fn is_norm(role: Role) -> bool {
-    use Role::{AttnKNorm, AttnNorm, AttnQNorm, FfnNorm, OutputNorm, PostAttnNorm, PostFfnNorm};
-    matches!(role, AttnNorm | AttnQNorm | AttnKNorm | FfnNorm | PostAttnNorm | PostFfnNorm | OutputNorm)
-}
-
-/// Computed from the configuration.
-fn is_derived(name: &str) -> bool {
-    name.ends_with("rotary_emb.inv_freq")
-}
-
 /// That a reader of the file gets the model of the source: what GGUF metadata cannot say would be lost.
 pub(super) fn check(source: &DecoderConfig, file: &DecoderConfig, output: &std::path::Path) -> Result<(), EngineError> {
     let near = |a: f64, b: f64| (a - b).abs() <= 1e-5 * a.abs().max(b.abs());
@@ -352,6 +181,7 @@ pub(super) fn check(source: &DecoderConfig, file: &DecoderConfig, output: &std::
         let tables = a.num_tables().max(b.num_tables());
         let far = source.max_position_embeddings;
         a.rotary_dim == b.rotary_dim
+            && a.axes == b.axes
             && near32(a.attention_factor(), b.attention_factor())
             && [1, 64, far / 2, far].iter().all(|len| a.table(*len) == b.table(*len))
             && (0..tables).all(|table| a.frequencies(table).iter().zip(b.frequencies(table)).all(|(a, b)| near32(*a, b)))
@@ -362,9 +192,15 @@ pub(super) fn check(source: &DecoderConfig, file: &DecoderConfig, output: &std::
             // Whether there are biases is seen from the tensors.
             (layer.attention.qkv_bias, layer.attention.output_bias) = (false, false);
             layer.ffn.set_dense(|dense| dense.bias = false);
+            // Compared by themselves, or another one in files, whose tensors lie so.
+            layer.attention.scale = 1.0;
+            if let Some(RecurrentConfig::GatedDelta { layout, .. }) = &mut layer.recurrent {
+                *layout = DeltaLayout::Apart;
+            }
         }
         layers
     };
+    let scales = |config: &DecoderConfig| config.layers.iter().map(|layer| layer.attention.scale).collect::<Vec<_>>();
     let is_permuted = PERMUTED.contains(&source.architecture);
     let style = |rope: &RopeConfig| if is_permuted { RopeStyle::Interleaved } else { rope.style };
     let differs = [
@@ -372,6 +208,7 @@ pub(super) fn check(source: &DecoderConfig, file: &DecoderConfig, output: &std::
         ("the context length", source.max_position_embeddings != file.max_position_embeddings),
         ("the norms", source.norm.kind != file.norm.kind || !near32(source.norm.eps, file.norm.eps)),
         ("the layers", layers(source) != layers(file)),
+        ("the scale of scores", !scales(source).into_iter().zip(scales(file)).all(|(a, b)| near32(a, b))),
         ("the scale of embeddings", !near32(source.embedding_scale, file.embedding_scale)),
         ("the scale of logits", !near32(source.logit_scale, file.logit_scale)),
         ("the softcap of logits", !near_option(source.final_softcap, file.final_softcap)),

@@ -6,6 +6,7 @@
 mod entries;
 mod families;
 mod hugging_face;
+mod tensors;
 mod vocabulary;
 mod writer;
 
@@ -27,7 +28,7 @@ use device::{
 
 use self::{
     entries::{Entries, Value},
-    writer::{NewFile, PlannedTensor, Values, header, write, write_sketch},
+    writer::{NewFile, Part, Places, PlannedTensor, Values, header, write, write_sketch},
 };
 use crate::{
     EngineConfig, EngineError, Importance, Isq, LoadProgress, ModelSource,
@@ -189,7 +190,7 @@ fn of_gguf(
             name: name.to_owned(),
             dims,
             dtype,
-            values: Values::Stored { names: vec![name.to_owned()], order: None },
+            values: Values::Stored { parts: vec![Part::Tensor(name.to_owned())], places: Places::default() },
         });
     }
     Ok((entries, tensors))

@@ -9,7 +9,13 @@ use std::{
 use device::{DType, WeightView, mmap::Bytes};
 
 use super::entries::{Entries, string};
-use crate::{EngineError, Importance, importance::takes_importance, isq::quantize, model::ModelFiles, weights::floats};
+use crate::{
+    EngineError, Importance,
+    importance::takes_importance,
+    isq::quantize,
+    model::ModelFiles,
+    weights::{Matrix, WeightSource, floats},
+};
 
 const ALIGNMENT: usize = 32;
 /// Values of a tensor that are read, quantized and written at once.
@@ -28,26 +34,34 @@ pub(super) struct PlannedTensor {
 }
 
 pub(super) enum Values {
-    /// The rows of tensors of the source, by their names there, one after the other; of some heads in another order.
-    Stored { names: Vec<String>, order: Option<HeadRows> },
+    /// What parts of the source have, one after the other, and in which order.
+    Stored { parts: Vec<Part>, places: Places },
     /// These.
     Given(Vec<f32>),
 }
 
-/// The order that llama.cpp's converter brings the rows of rotated heads into: an element of the first half of a head, then its
-/// partner in the second half.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HeadRows {
-    /// Rows of a head, an even number.
-    pub head_dim: usize,
+/// A part of the source.
+pub(super) enum Part {
+    /// A whole tensor, by its name there.
+    Tensor(String),
+    /// A matrix that lies there among others, or otherwise than in a GGUF file.
+    Matrix(Matrix),
 }
 
-impl HeadRows {
-    /// The row of the source that is row `row` of the file.
-    pub fn source(self, row: usize) -> usize {
-        let (head, within) = (row / self.head_dim, row % self.head_dim);
-        head * self.head_dim + within % 2 * (self.head_dim / 2) + within / 2
+impl Part {
+    fn view(&self, weights: &WeightSource) -> Result<WeightView, EngineError> {
+        match self {
+            Self::Tensor(name) => Ok(weights.tensor(name)?.0),
+            Self::Matrix(matrix) => Ok(weights.stored(matrix)?.1),
+        }
     }
+}
+
+/// Where in the source a row and a column of the file are; `None`: at the same place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Places {
+    pub rows: Option<Vec<usize>>,
+    pub cols: Option<Vec<usize>>,
 }
 
 impl PlannedTensor {
@@ -173,13 +187,16 @@ pub(super) fn write(
     for tensor in tensors {
         match &tensor.values {
             Values::Given(values) => out.write(&bytes_of(values))?,
-            Values::Stored { names, order } => {
-                for (number, name) in names.iter().enumerate() {
-                    let (view, _) = source.weights().tensor(name)?;
-                    if view.rows * names.len() != tensor.rows() || Some(&view.cols) != tensor.dims.first() {
-                        return Err(EngineError::Load(format!("tensor `{name}` has changed while it was read")));
+            Values::Stored { parts, places } => {
+                let mut first = 0;
+                for part in parts {
+                    let view = part.view(source.weights())?;
+                    if first + view.rows > tensor.rows() || Some(&view.cols) != tensor.dims.first() {
+                        let name = &tensor.name;
+                        return Err(EngineError::Load(format!("what becomes tensor `{name}` has changed while it was read")));
                     }
-                    let rows = Rows { tensor, view: &view, part: (number, names.len()), order: *order, num_threads };
+                    let rows = Rows { tensor, view: &view, first, places, num_threads };
+                    first += view.rows;
                     rows.write(&mut out, source.importance(), progress)?;
                 }
             }
@@ -196,9 +213,9 @@ pub(super) fn write(
 struct Rows<'a> {
     tensor: &'a PlannedTensor,
     view: &'a WeightView,
-    /// Which of how many tensors of the source.
-    part: (usize, usize),
-    order: Option<HeadRows>,
+    /// The row of the tensor that is the first of these.
+    first: usize,
+    places: &'a Places,
     num_threads: usize,
 }
 
@@ -208,24 +225,22 @@ impl Rows<'_> {
         let (rows, cols) = (self.view.rows, self.view.cols);
         let is_weighted = matches!(self.tensor.dtype, DType::Ggml(format) if takes_importance(format));
         let importance = match importance.filter(|_| is_weighted && self.tensor.dtype != self.view.dtype) {
+            Some(_) if self.places.cols.is_some() => {
+                tracing::warn!("{} is quantized without importance: its columns change places", self.tensor.name);
+                None
+            }
             Some(importance) => importance.of_tensor(&self.tensor.name, [self.tensor.rows(), cols])?,
             None => None,
         };
-        let mut experts = importance.map_or(1, |all| all.len() / cols);
-        let mut importance = importance;
-        if let (number, 2..) = self.part {
-            importance = importance.map(|all| &all[if experts > 1 { number * cols } else { 0 }..][..cols]);
-            experts = 1;
-        }
-        let of_expert = rows / experts.max(1);
+        let of_expert = self.tensor.rows() / importance.map_or(1, |all| all.len() / cols).max(1);
         let stripe = (STRIPE_VALUES / cols.max(1)).max(1);
-        for expert in 0..experts {
-            let columns = importance.map(|all| &all[expert * cols..(expert + 1) * cols]);
-            for start in (0..of_expert).step_by(stripe) {
-                let end = (start + stripe).min(of_expert);
-                self.stripe(out, [expert * of_expert + start, expert * of_expert + end], columns)?;
-                progress(((end - start) * self.view.row_bytes()) as u64);
-            }
+        let mut start = 0;
+        while start < rows {
+            let expert = (self.first + start) / of_expert;
+            let end = rows.min(start + stripe).min((expert + 1) * of_expert - self.first);
+            self.stripe(out, [start, end], importance.map(|all| &all[expert * cols..(expert + 1) * cols]))?;
+            progress(((end - start) * self.view.row_bytes()) as u64);
+            start = end;
         }
         self.view.release();
         Ok(())
@@ -233,13 +248,7 @@ impl Rows<'_> {
 
     fn stripe(&self, out: &mut Counted<'_>, [start, end]: [usize; 2], columns: Option<&[f32]>) -> Result<(), EngineError> {
         let Self { tensor, view, .. } = *self;
-        let rows = match self.order {
-            None => view.slice_rows(start, end)?,
-            Some(order) => {
-                let bytes = (start..end).flat_map(|row| view.row(order.source(row))).copied().collect();
-                WeightView::new(view.dtype, end - start, view.cols, Bytes::from_vec(bytes))?
-            }
-        };
+        let rows = self.ordered([start, end])?;
         match tensor.dtype {
             dtype if dtype == view.dtype => out.write(rows.bytes())?,
             DType::F32 => match floats(view.dtype, rows.bytes()) {
@@ -253,6 +262,25 @@ impl Rows<'_> {
         }
         rows.release();
         Ok(())
+    }
+
+    /// The rows of the source from which these are made.
+    fn ordered(&self, [start, end]: [usize; 2]) -> Result<WeightView, EngineError> {
+        let Self { tensor, view, places, .. } = *self;
+        let Places { rows, cols } = places;
+        let source = |row: usize| view.row(rows.as_ref().map_or(row, |rows| rows[row]));
+        let bytes: Vec<u8> = match (rows, cols) {
+            (None, None) => return Ok(view.slice_rows(start, end)?),
+            (_, None) => (start..end).flat_map(source).copied().collect(),
+            (_, Some(cols)) => {
+                if matches!(view.dtype, DType::Ggml(_)) {
+                    return Err(not_written(tensor, view));
+                }
+                let size = view.row_bytes() / view.cols.max(1);
+                (start..end).map(source).flat_map(|row| cols.iter().flat_map(|at| &row[at * size..][..size])).copied().collect()
+            }
+        };
+        Ok(WeightView::new(view.dtype, end - start, view.cols, Bytes::from_vec(bytes))?)
     }
 }
 
@@ -284,12 +312,6 @@ impl Counted<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn halves_of_a_head_become_neighbours() {
-        let order = HeadRows { head_dim: 4 };
-        assert_eq!((0..8).map(|row| order.source(row)).collect::<Vec<_>>(), [0, 2, 1, 3, 4, 6, 5, 7]);
-    }
 
     #[test]
     fn a_file_that_is_given_up_leaves_nothing_behind() {

@@ -218,6 +218,27 @@ impl WeightSource {
         (0..MAX_NUMBERED).map(|number| numbered(&name, number)).take_while(is_there).collect()
     }
 
+    /// Whether experts are stacked otherwise than one after the other: see [`stacked`].
+    pub(crate) fn is_stacked_otherwise(&self, id: WeightId) -> bool {
+        let Self::Safetensors { files, names, .. } = self else { return false };
+        !id.place(names).is_plain() || stacked::is_mxfp4(files, &self.name(id))
+    }
+
+    /// [`Self::stored_names`], with those of the parts of what is stored as MXFP4.
+    pub(crate) fn names_of_parts(&self, id: WeightId) -> Vec<String> {
+        match self {
+            Self::Safetensors { files, .. } if stacked::is_mxfp4(files, &self.name(id)) => {
+                stacked::mxfp4_names(&self.name(id)).into()
+            }
+            _ => self.stored_names(id),
+        }
+    }
+
+    /// Whether a tensor belongs to what a larger model has beside its decoder.
+    pub(crate) fn is_beside_decoder(&self, name: &str) -> bool {
+        matches!(self, Self::Safetensors { place, .. } if !place.is_alone() && ModelPlace::plain(name) == name)
+    }
+
     /// The values of a float tensor, whatever its shape.
     pub(crate) fn floats(&self, name: &str) -> Result<Vec<f32>, EngineError> {
         let (view, _) = self.tensor(name)?;

@@ -1,7 +1,7 @@
 //! Names of weights: in Hugging Face checkpoints and in GGUF files.
 
 /// What a weight is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Role {
     Embedding,
@@ -151,7 +151,7 @@ pub enum Role {
 }
 
 /// Which of the numbers of an activation that has its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum XieluRole {
     Positive,
@@ -172,7 +172,7 @@ impl XieluRole {
 }
 
 /// What a weight of a layer that looks at the vectors of images is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CrossRole {
     /// Queries.
     Q,

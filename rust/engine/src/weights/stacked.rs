@@ -12,7 +12,7 @@ const CODE_BYTES: usize = 16;
 const BLOCK: usize = 2 * CODE_BYTES;
 
 /// The tensors that hold MXFP4 in place of the one of this name.
-fn mxfp4_names(name: &str) -> [String; 2] {
+pub fn mxfp4_names(name: &str) -> [String; 2] {
     ["blocks", "scales"].map(|part| format!("{name}_{part}"))
 }
 
