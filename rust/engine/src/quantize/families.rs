@@ -136,7 +136,7 @@ fn stablelm(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
 
 fn granite(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
     let of_layers = first(config).into_iter().flat_map(|layer| {
-        [("attention.scale", Value::F32(layer.attention.scale)), ("residual_scale", Value::F32(layer.residual_scale))]
+        [("attention.scale", Value::F32(layer.attention.scale)), ("residual_scale", Value::F32(layer.residual_scales.ffn))]
     });
     // Logits are divided.
     let of_model =

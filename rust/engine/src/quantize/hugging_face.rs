@@ -119,7 +119,7 @@ fn metadata(
     let dense = config.layers.iter().find(|layer| layer.ffn.num_experts() == 0).unwrap_or(first);
     let experts = config.layers.iter().enumerate().find_map(|(index, layer)| match &layer.ffn {
         FfnConfig::Experts(experts) => Some((index, experts)),
-        FfnConfig::Dense(_) => None,
+        FfnConfig::Dense(_) | FfnConfig::Nothing => None,
     });
     let rope = config.ropes.first().ok_or_else(|| EngineError::NotSupported("a model whose heads do not rotate".into()))?;
     for (name, n) in [
