@@ -1,5 +1,5 @@
-//! Nemotron-H and Nemotron 3: each layer is Mamba-2, attention without rotation, a feed-forward network without a gate, or a mixture
-//! of such, and has one norm.
+//! Nemotron-H and Nemotron 3: each layer is Mamba-2, attention without rotation, a feed-forward network without a gate, or a
+//! mixture of such, and has one norm.
 
 use device::{Activation, ExpertActivation, ExpertGroups, RopeStyle, RouterScore};
 use serde_json::json;
