@@ -52,7 +52,7 @@ const PLAIN: File = File {
     num_cases: 2,
 };
 
-const FILES: [File; 25] = [
+const FILES: [File; 24] = [
     File { golden: "apertus", architecture: "apertus", ..PLAIN },
     File { golden: "seed_oss", architecture: "seed_oss", has_norms_after: true, ..PLAIN },
     File { golden: "ernie4_5", architecture: "ernie4_5", ..PLAIN },
@@ -279,20 +279,11 @@ const FILES: [File; 25] = [
     },
     // Its weights are multiplied by what the configuration says.
     File { golden: "falcon_h1", architecture: "falcon-h1", sizes: &STATE, ..PLAIN },
-    File { golden: "bamba", architecture: "granitehybrid", sizes: &WIDE_STATE, ..PLAIN },
 ];
 
 /// Of the goldens with layers of Mamba-2.
 const STATE: [(&str, u32); 5] =
     [("ssm.time_step_rank", 6), ("ssm.inner_size", 96), ("ssm.group_count", 2), ("ssm.state_size", 16), ("ssm.conv_kernel", 4)];
-const WIDE_STATE: [(&str, u32); 6] = [
-    ("ssm.time_step_rank", 8),
-    ("ssm.inner_size", 128),
-    ("ssm.group_count", 2),
-    ("ssm.state_size", 16),
-    ("ssm.conv_kernel", 4),
-    ("rope.dimension_count", 8),
-];
 
 /// What gguf-py calls a module, without its number; `*` stands for that of an expert.
 fn renamed(module: &str, has_norms_after: bool) -> &'static str {
@@ -423,10 +414,6 @@ fn sizes_by_layer(config: &Value, layer: usize, [kv_heads, width]: [usize; 2]) -
     match letter.or_else(|| config["layers_block_type"][layer].as_str()) {
         Some("*" | "attention") => [kv_heads as u32, 0],
         Some("-" | "moe") => [0, width as u32],
-        _ if config["attn_layer_indices"].as_array().is_some_and(|list| list.contains(&layer.into())) => {
-            [kv_heads as u32, width as u32]
-        }
-        _ if config["attn_layer_indices"].is_array() => [0, width as u32],
         _ => [0, 0],
     }
 }
@@ -450,8 +437,7 @@ fn write(file: &File, config: &Value, path: &Path) {
         ("attention.value_length", head_dim),
     ];
     let sizes = of_config.into_iter().chain(file.sizes.iter().map(|(key, n)| (*key, *n as usize)));
-    let is_partial =
-        ["hybrid_override_pattern", "layers_block_type", "attn_layer_indices"].iter().any(|key| !config[*key].is_null());
+    let is_partial = ["hybrid_override_pattern", "layers_block_type"].iter().any(|key| !config[*key].is_null());
     for (name, n) in sizes {
         let place = ["attention.head_count_kv", "feed_forward_length"].iter().position(|by_layer| *by_layer == name);
         gguf = match place.filter(|_| is_partial) {
@@ -463,9 +449,6 @@ fn write(file: &File, config: &Value, path: &Path) {
                 gguf.array(&key(name), U32, num_layers as u64, &bytes)
             }
         };
-    }
-    if file.golden == "bamba" {
-        gguf = gguf.entry(&key("rope.scaling.finetuned"), BOOL, &[1]);
     }
     let eps = config["rms_norm_eps"].as_f64().map(|eps| ("attention.layer_norm_rms_epsilon", eps as f32));
     for (name, number) in [("rope.freq_base", 10_000.0)].into_iter().chain(eps).chain(file.numbers.iter().copied()) {

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Architecture, falcon_h1, granite_hybrid, mamba};
+use super::{Architecture, falcon_h1, mamba, no_gguf};
 use crate::{
     EngineError,
     model::{
@@ -14,11 +14,11 @@ use crate::{
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_types: &["bamba"],
     class: "BambaForCausalLM",
-    // llama.cpp has one graph for both families.
-    gguf: granite_hybrid::ARCHITECTURE.gguf,
+    gguf: "bamba",
     names: falcon_h1::NAMES,
     from_hf,
-    from_gguf: granite_hybrid::ARCHITECTURE.from_gguf,
+    // Its converter calls it granitehybrid, whose heads rotate whole.
+    from_gguf: no_gguf,
 };
 
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
