@@ -1,8 +1,8 @@
 //! Mixtures of experts: the router's choice, products of groups of rows, and the phase against the plain backend.
 
 use device::{
-    Activation, Backend, DType, Expert, ExpertActivation, ExpertArgs, ExpertGroups, Experts, GgmlType, Linear, LinearOptions,
-    Norm, NormKind, PartNorms, Precision, RouterScore, RoutingRule, SharedExpert, StepMetadata, WeightView,
+    Activation, Backend, DType, Expert, ExpertActivation, ExpertArgs, ExpertGroups, Experts, GgmlType, LatentSpace, Linear,
+    LinearOptions, Norm, NormKind, PartNorms, Precision, RouterScore, RoutingRule, SharedExpert, StepMetadata, WeightView,
     cpu::ReferenceBackend,
     cuda::{CudaBackend, packed::PackedFormat},
     kernel_args::{GroupTile, GroupedArgs, GroupedTarget, MAX_TARGETS, RouteArgs, RouterScoreKind},
