@@ -6,7 +6,8 @@
 // How a linear layer's input is stored: `out_type` of what produces it.
 enum ElementType : uint32_t { ELEMENT_F32 = 0, ELEMENT_F16 = 1, ELEMENT_BF16 = 2 };
 
-enum ActivationKind : uint32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1, ACTIVATION_GELU = 2, ACTIVATION_QUICK_GELU = 3,
+enum ActivationKind : uint32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1, ACTIVATION_GELU = 2, 
+    ACTIVATION_SWISH = 3, // x * sigmoid(alpha * x)
     ACTIVATION_CLAMPED = 4, // (up + 1) * gate * sigmoid(alpha * gate), gate at most limit, up from -limit to limit
     ACTIVATION_RELU = 5, ACTIVATION_RELU2 = 6,
     ACTIVATION_XIELU = 7, // linear * x + (x > 0 ? positive * x^2 : negative * (e^min(x, eps) - 1 - x))
@@ -166,7 +167,7 @@ struct GatedActivationArgs {
     const float* weights; // [num_rows]: multiplied into gate and up first; or null
     void* out;            // [num_rows, cols] of out_type; may be gate
     uint32_t num_rows, cols, gate_stride, up_stride, activation, out_type;
-    float alpha, limit;   // of ACTIVATION_CLAMPED
+    float alpha, limit;   // of ACTIVATION_CLAMPED; alpha of ACTIVATION_SWISH too
     float positive, negative, linear, eps; // of ACTIVATION_XIELU
 };
 
@@ -508,6 +509,8 @@ struct Mamba2Args {
     uint64_t slot_stride;
     uint32_t num_heads, num_groups, head_dim, state_dim;
     float dt_min, dt_max;
+    float dt_scale;       // multiplied into dt first
+    uint32_t reserved;
 };
 
 // gated_delta_*: the gated delta rule.
@@ -528,14 +531,16 @@ struct GatedDeltaArgs {
     uint32_t reserved;
 };
 
-// gated_norm: x = rms_norm(x * silu(z)), or x = rms_norm(x) * silu(z), each group of columns with a mean square of its own.
+// gated_norm: x = rms_norm(x * silu(z)), or x = rms_norm(x) * silu(z), each group of columns with a mean square of its own;
+// or x = x * silu(z). z is multiplied by z_scale first.
 struct GatedNormArgs {
     float* x;             // [num_rows, num_groups * group_dim]
     const float* z;       // [num_rows, num_groups * group_dim]
-    const float* weight;  // [group_dim] for each group, weight_stride apart
+    const float* weight;  // [group_dim] for each group, weight_stride apart; null: no norm
     uint32_t num_rows, num_groups, group_dim, weight_stride;
     uint32_t gates_first; // 1: the first form
-    float eps;
+    float eps, z_scale;
+    uint32_t reserved;
 };
 
 // sigmoid_gate: x *= sigmoid(gate).

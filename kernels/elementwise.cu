@@ -123,7 +123,7 @@ __device__ float activate(const GatedActivationArgs& args, float x) {
     if (activation == ACTIVATION_SILU) return silu(x);
     if (activation == ACTIVATION_IDENTITY) return x;
     if (activation == ACTIVATION_GELU_TANH) return 0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)));
-    if (activation == ACTIVATION_QUICK_GELU) return x / (1.0f + expf(-1.702f * x));
+    if (activation == ACTIVATION_SWISH) return x / (1.0f + expf(-args.alpha * x));
     if (activation == ACTIVATION_RELU) return x < 0.0f ? 0.0f : x;
     if (activation == ACTIVATION_RELU2) return x < 0.0f ? 0.0f : x * x;
     if (activation == ACTIVATION_XIELU) {

@@ -143,7 +143,7 @@ __device__ void mamba2(const Mamba2Args& args) {
             }
             shared.x[warp][lane] = is_there ? x[head * args.head_dim + column] : 0.0f;
             if (lane == 0) {
-                const float step = softplus(args.dt[row * args.num_heads + head] + args.dt_bias[head]);
+                const float step = softplus(fmaf(args.dt[row * args.num_heads + head], args.dt_scale, args.dt_bias[head]));
                 shared.step[warp] = fminf(fmaxf(step, args.dt_min), args.dt_max);
                 shared.decay[warp] = expf(shared.step[warp] * args.a[head]);
             }
@@ -311,17 +311,22 @@ KERNEL(gated_norm, GatedNormArgs, NORM_THREADS, NORM_THREADS / 32 * 4) {
     const size_t at = size_t(blockIdx.x) * args.group_dim;
     float* x = args.x + at;
     const float* z = args.z + at;
+    const auto gate = [&](unsigned i) { return silu(z[i] * args.z_scale); };
+    if (!args.weight) {
+        for (unsigned i = threadIdx.x; i < args.group_dim; i += NORM_THREADS) x[i] *= gate(i);
+        return;
+    }
     const float* weight = args.weight + size_t(group) * args.weight_stride;
     float squares = 0.0f;
     for (unsigned i = threadIdx.x; i < args.group_dim; i += NORM_THREADS) {
-        const float own = args.gates_first ? __fmul_rn(x[i], silu(z[i])) : x[i];
+        const float own = args.gates_first ? __fmul_rn(x[i], gate(i)) : x[i];
         if (args.gates_first) x[i] = own;
         squares = fmaf(own, own, squares);
     }
     const float scale = 1.0f / sqrtf(cta_sum(squares, reinterpret_cast<float*>(shared)) / args.group_dim + args.eps);
     for (unsigned i = threadIdx.x; i < args.group_dim; i += NORM_THREADS) {
         const float own = x[i] * scale * weight[i];
-        x[i] = args.gates_first ? own : own * silu(z[i]);
+        x[i] = args.gates_first ? own : own * gate(i);
     }
 }
 

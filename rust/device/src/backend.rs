@@ -141,8 +141,8 @@ pub enum Activation {
     GeluTanh,
     /// GELU by the error function.
     Gelu,
-    /// x * sigmoid(1.702 x) (CLIP).
-    QuickGelu,
+    /// x * sigmoid(beta x) (arXiv:1710.05941); with 1.702 CLIP's approximation of GELU.
+    Swish(f32),
     /// max(x, 0).
     Relu,
     /// max(x, 0)^2 (arXiv:2109.08668).
@@ -345,6 +345,8 @@ pub struct WorkspaceShape {
     pub num_experts: usize,
     /// Experts that a token passes.
     pub num_chosen_experts: usize,
+    /// Columns of the space that experts work in, where that is one of their own; else 0.
+    pub expert_latent_size: usize,
     /// Whether attention is latent, absorbed into one key and value head.
     pub has_latent: bool,
     /// Columns of all projections of a recurrent layer; 0 where there are none.

@@ -150,6 +150,8 @@ fn first_largest(values: &[f32]) -> usize {
 pub enum ExpertActivation {
     /// `activation(gate) * up`.
     Gated(Activation),
+    /// `activation(up)` of experts without a gate.
+    Plain(Activation),
     /// `(up + 1) * gate * sigmoid(alpha * gate)`, with the gate at most `limit` and up from `-limit` to `limit` (gpt-oss).
     Clamped {
         /// 1.702 in gpt-oss.
@@ -169,14 +171,21 @@ impl ExpertActivation {
     }
 }
 
-/// A gated feed-forward network.
+/// A feed-forward network.
 pub struct Expert {
-    /// `[intermediate_size, hidden_size]`.
-    pub gate: Linear,
+    /// `[intermediate_size, hidden_size]`; `None` where the activation is [`ExpertActivation::Plain`], and there alone.
+    pub gate: Option<Linear>,
     /// `[intermediate_size, hidden_size]`.
     pub up: Linear,
     /// `[hidden_size, intermediate_size]`.
     pub down: Linear,
+}
+
+impl Expert {
+    /// Its matrices.
+    pub fn linears(&self) -> impl Iterator<Item = &Linear> + Clone {
+        self.gate.iter().chain([&self.up, &self.down])
+    }
 }
 
 /// The experts of a layer.
@@ -200,6 +209,17 @@ pub struct Experts {
     pub scales: Option<Constant>,
     /// Norms that parts have of their own; the same holds for these.
     pub norms: Option<PartNorms>,
+    /// Matrices into and out of a narrower space that the experts work in, but the shared one; parts have no norms of their own
+    /// then.
+    pub latent: Option<LatentSpace>,
+}
+
+/// A narrower space that experts work in.
+pub struct LatentSpace {
+    /// `[latent_size, hidden_size]`: makes what goes into an expert.
+    pub down: Linear,
+    /// `[hidden_size, latent_size]`: of the weighted sum of what they give.
+    pub up: Linear,
 }
 
 /// Norms of the parts of a mixture whose shared expert is a network beside it (Gemma 4).

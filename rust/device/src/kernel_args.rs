@@ -39,7 +39,7 @@ pub enum ActivationKind {
     Silu = 0,
     GeluTanh = 1,
     Gelu = 2,
-    QuickGelu = 3,
+    Swish = 3,
     Clamped = 4,
     Relu = 5,
     Relu2 = 6,

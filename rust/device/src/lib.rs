@@ -42,7 +42,8 @@ pub use dtype::{DType, KvDType};
 pub use elementwise::{ElementwisePhases, LayerInputArgs};
 pub use error::DeviceError;
 pub use experts::{
-    Expert, ExpertActivation, ExpertArgs, ExpertGroups, ExpertPhases, Experts, PartNorms, RouterScore, RoutingRule, SharedExpert,
+    Expert, ExpertActivation, ExpertArgs, ExpertGroups, ExpertPhases, Experts, LatentSpace, PartNorms, RouterScore, RoutingRule,
+    SharedExpert,
 };
 pub use host::{HostMemory, host_memory, num_physical_cores};
 pub use kernel_args::{MAX_EXPERT_GROUPS, MAX_EXPERTS};

@@ -55,7 +55,7 @@ pub struct ShortConv {
 }
 
 /// `S = exp(dt * a) * S + dt * b x^T` and `y = S^T c + d * x` of each head, with `dt = softplus(dt + dt_bias)`; then a norm of
-/// `y * silu(z)`.
+/// `y * silu(z)`, or of y, times `silu(z)`.
 pub struct Mamba2 {
     /// `[num_heads * head_dim, hidden_size]`: the gate.
     pub z: Linear,
@@ -71,8 +71,12 @@ pub struct Mamba2 {
     pub a: Constant,
     /// `[num_heads]`.
     pub d: Constant,
-    /// `[num_heads * head_dim]`; each group has a mean square of its own.
-    pub norm: Norm,
+    /// `[num_heads * head_dim]`; each group has a mean square of its own. `None`: there is no norm.
+    pub norm: Option<Norm>,
+    /// The norm is of what is gated already.
+    pub gates_first: bool,
+    /// Multiplied into z, and into dt, first.
+    pub scales: [f32; 2],
     /// Heads.
     pub num_heads: usize,
     /// Groups of heads that share b and c.

@@ -4,8 +4,8 @@ mod common;
 
 use common::{Rng, isas, load, weight};
 use device::{
-    Activation, Backend, Device, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, Norm, NormKind, PartNorms,
-    Precision, RouterScore, RoutingRule, SharedExpert, StepMetadata, Tensor, WeightView,
+    Activation, Backend, Device, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, LatentSpace, Norm, NormKind,
+    PartNorms, Precision, RouterScore, RoutingRule, SharedExpert, StepMetadata, Tensor, WeightView,
     cpu::{CpuBackend, ReferenceBackend},
 };
 
@@ -23,6 +23,8 @@ struct Weights {
     scales: Vec<f32>,
     /// Of the parts that have norms of their own.
     norms: [Norm; 4],
+    /// Into and out of the space that experts of their own work in.
+    latent: [WeightView; 2],
 }
 
 fn norm(rng: &mut Rng) -> Norm {
@@ -39,12 +41,17 @@ impl Weights {
             correction: rng.floats(NUM_EXPERTS),
             scales: rng.floats(NUM_EXPERTS),
             norms: std::array::from_fn(|_| norm(rng)),
+            latent: std::array::from_fn(|_| weight(rng, HIDDEN, HIDDEN)),
         }
     }
 
     fn load(&self, backend: &dyn Device, rule: RoutingRule, variant: usize) -> Experts {
         let load = |weight: &WeightView| load(backend, weight, Precision::Exact);
-        let network = |[gate, up, down]: &[WeightView; 3]| Expert { gate: load(gate), up: load(up), down: load(down) };
+        let network = |[gate, up, down]: &[WeightView; 3]| Expert {
+            gate: (variant != 5).then(|| load(gate)),
+            up: load(up),
+            down: load(down),
+        };
         let weight = (variant == 1).then(|| load(&self.shared_weight));
         Experts {
             router: load(&self.router),
@@ -53,6 +60,7 @@ impl Weights {
             experts: self.networks[..NUM_EXPERTS].iter().map(network).collect(),
             activation: match variant {
                 0 => ExpertActivation::Clamped { alpha: 1.702, limit: 0.5 },
+                5 => ExpertActivation::Plain(Activation::Relu2),
                 _ => ExpertActivation::Gated(Activation::Silu),
             },
             scales_input: variant == 3,
@@ -62,6 +70,7 @@ impl Weights {
                 let [router, sum, shared, shared_sum] = self.norms.clone();
                 PartNorms { router, sum, shared, shared_sum }
             }),
+            latent: (variant == 5).then(|| LatentSpace { down: load(&self.latent[0]), up: load(&self.latent[1]) }),
         }
     }
 }
@@ -76,12 +85,13 @@ fn run(backend: &dyn ExpertPhases, experts: &Experts, norms: [Option<&Norm>; 2],
     hidden.as_slice().to_vec()
 }
 
-const RULES: [RoutingRule; 5] = [
+const RULES: [RoutingRule; 6] = [
     RoutingRule { num_chosen: 2, score: RouterScore::SoftmaxOfChosen, groups: None, normalize: None, scale: 1.0 },
     RoutingRule { num_chosen: 3, score: RouterScore::Softmax, groups: None, normalize: Some(0.0), scale: 1.0 },
     RoutingRule { num_chosen: 2, score: RouterScore::Sigmoid, groups: None, normalize: Some(1e-20), scale: 2.5 },
     RoutingRule { num_chosen: 1, score: RouterScore::Sigmoid, groups: None, normalize: None, scale: 1.0 },
     RoutingRule { num_chosen: 3, score: RouterScore::Softmax, groups: None, normalize: Some(0.0), scale: 1.0 },
+    RoutingRule { num_chosen: 2, score: RouterScore::Sigmoid, groups: None, normalize: Some(1e-20), scale: 2.5 },
 ];
 
 #[test]

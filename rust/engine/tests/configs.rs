@@ -179,7 +179,7 @@ fn lists_say_of_each_layer_what_it_is() {
 fn older_files_have_other_words_for_the_same() {
     let width = |changes| match changed("lfm2", &changes).unwrap().layers[0].ffn {
         FfnConfig::Dense(dense) => dense.intermediate_size,
-        FfnConfig::Experts(_) => panic!("no experts"),
+        _ => panic!("no dense network"),
     };
     let beginning = json!({"intermediate_size": null, "block_ff_dim": 12_288, "block_auto_adjust_ff_dim": true});
     assert_eq!(width(beginning), 8192);
@@ -221,7 +221,7 @@ fn biases_of_attention_are_asked_for() {
 fn networks_without_gates_have_the_activation_that_the_file_says() {
     let activation = |name, value| match changed(name, &json!({"hidden_act": value})).unwrap().layers[0].ffn {
         FfnConfig::Dense(dense) => dense.activation,
-        FfnConfig::Experts(_) => panic!("{name} has experts"),
+        _ => panic!("{name} has no dense network"),
     };
     for name in ["starcoder2", "phi2"] {
         assert_eq!(activation(name, json!("gelu")), Activation::Gelu, "{name}");
@@ -383,7 +383,7 @@ fn architectures_are_found_or_refused_with_the_list() {
          qwen3_vl_moe, granitemoe, phimoe, glm4_moe, hunyuan_v1_moe, gpt_oss, llama4_text, ernie4_5_moe, exaone_moe, granitemoe_swa, \
          dots1, solar_open, hy_v3, olmoe, flex_olmo, minimax_m2, mellum, flint, sarvam_moe, afmoe; latent attention: \
          deepseek_v2, deepseek_v3, glm4_moe_lite, youtu, sarvam_mla, mistral4; recurrent layers: lfm2, lfm2_moe, \
-         granitemoehybrid, qwen3_next, qwen3_5_text, qwen3_5_moe_text";
+         granitemoehybrid, bamba, nemotron_h, nemotron_h_moe, falcon_h1, qwen3_next, qwen3_5_text, qwen3_5_moe_text";
     for (expected, found, words) in [
         (None, hf(Some("mamba")), vec!["`mamba`"]),
         (None, Found::Gguf("bert"), vec!["`bert`"]),

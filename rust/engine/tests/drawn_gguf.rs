@@ -52,7 +52,7 @@ const PLAIN: File = File {
     num_cases: 2,
 };
 
-const FILES: [File; 21] = [
+const FILES: [File; 24] = [
     File { golden: "apertus", architecture: "apertus", ..PLAIN },
     File { golden: "seed_oss", architecture: "seed_oss", has_norms_after: true, ..PLAIN },
     File { golden: "ernie4_5", architecture: "ernie4_5", ..PLAIN },
@@ -252,19 +252,56 @@ const FILES: [File; 21] = [
         is_permuted: true,
         ..PLAIN
     },
+    File {
+        golden: "nemotron_h",
+        architecture: "nemotron_h",
+        sizes: &STATE,
+        numbers: &[("attention.layer_norm_rms_epsilon", 1e-5)],
+        ..PLAIN
+    },
+    File {
+        golden: "nemotron_h-latent",
+        architecture: "nemotron_h_moe",
+        sizes: &[
+            STATE[0],
+            STATE[1],
+            STATE[2],
+            STATE[3],
+            STATE[4],
+            ("expert_count", 8),
+            ("expert_used_count", 3),
+            ("expert_feed_forward_length", 48),
+            ("expert_shared_feed_forward_length", 80),
+            ("moe_latent_size", 32),
+        ],
+        numbers: &[("attention.layer_norm_rms_epsilon", 1e-5), ("expert_weights_scale", 1.5)],
+        ..PLAIN
+    },
+    // Its weights are multiplied by what the configuration says.
+    File { golden: "falcon_h1", architecture: "falcon-h1", sizes: &STATE, ..PLAIN },
 ];
+
+/// Of the goldens with layers of Mamba-2.
+const STATE: [(&str, u32); 5] =
+    [("ssm.time_step_rank", 6), ("ssm.inner_size", 96), ("ssm.group_count", 2), ("ssm.state_size", 16), ("ssm.conv_kernel", 4)];
 
 /// What gguf-py calls a module, without its number; `*` stands for that of an expert.
 fn renamed(module: &str, has_norms_after: bool) -> &'static str {
     match module {
-        "model.embed_tokens" | "model.word_embeddings" => "token_embd",
-        "model.norm" => "output_norm",
+        "model.embed_tokens" | "model.word_embeddings" | "backbone.embeddings" => "token_embd",
+        "model.norm" | "model.final_layernorm" | "backbone.norm_f" => "output_norm",
         "lm_head" => "output",
-        "input_layernorm" | "attention_layernorm" => "attn_norm",
-        "self_attn.q_proj" => "attn_q",
-        "self_attn.k_proj" => "attn_k",
-        "self_attn.v_proj" => "attn_v",
-        "self_attn.o_proj" | "attention.dense" => "attn_output",
+        "input_layernorm" | "attention_layernorm" | "norm" => "attn_norm",
+        "self_attn.q_proj" | "mixer.q_proj" => "attn_q",
+        "self_attn.k_proj" | "mixer.k_proj" => "attn_k",
+        "self_attn.v_proj" | "mixer.v_proj" => "attn_v",
+        "self_attn.o_proj" | "attention.dense" | "mixer.o_proj" => "attn_output",
+        "mixer.in_proj" | "mamba.in_proj" => "ssm_in",
+        "mixer.conv1d" | "mamba.conv1d" => "ssm_conv1d",
+        "mixer.norm" | "mamba.norm" => "ssm_norm",
+        "mixer.out_proj" | "mamba.out_proj" => "ssm_out",
+        "mixer.fc1_latent_proj" => "ffn_latent_down",
+        "mixer.fc2_latent_proj" => "ffn_latent_up",
         "self_attn.sinks" => "attn_sinks",
         "attention.query_key_value" => "attn_qkv",
         "self_attn.gate_proj" => "attn_gate",
@@ -277,25 +314,30 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "self_attn.q_norm" | "attention.query_layernorm" => "attn_q_norm",
         "self_attn.k_norm" | "attention.key_layernorm" => "attn_k_norm",
         "post_attention_layernorm" if has_norms_after => "post_attention_norm",
-        "feedforward_layernorm" | "pre_mlp_layernorm" | "post_attention_layernorm" => "ffn_norm",
+        "feedforward_layernorm" | "pre_mlp_layernorm" | "post_attention_layernorm" | "pre_ff_layernorm" => "ffn_norm",
         "post_feedforward_layernorm" | "post_mlp_layernorm" => "post_ffw_norm",
-        "mlp.gate_proj" => "ffn_gate",
-        "mlp.up_proj" | "mlp.gate_up_proj" => "ffn_up",
-        "mlp.down_proj" => "ffn_down",
-        "mlp.gate" | "mlp.router.gate" | "block_sparse_moe.gate" | "block_sparse_moe.router" => "ffn_gate_inp",
+        "mlp.gate_proj" | "feed_forward.gate_proj" => "ffn_gate",
+        "mlp.up_proj" | "mlp.gate_up_proj" | "feed_forward.up_proj" | "mixer.up_proj" => "ffn_up",
+        "mlp.down_proj" | "feed_forward.down_proj" | "mixer.down_proj" => "ffn_down",
+        "mlp.gate" | "mlp.router.gate" | "block_sparse_moe.gate" | "block_sparse_moe.router" | "mixer.gate" => "ffn_gate_inp",
         "mlp.experts.*.gate_proj" | "block_sparse_moe.experts.*.w1" => "ffn_gate_exps",
-        "mlp.experts.*.up_proj" | "block_sparse_moe.experts.*.w3" => "ffn_up_exps",
-        "mlp.experts.*.down_proj" | "block_sparse_moe.experts.*.w2" => "ffn_down_exps",
+        "mlp.experts.*.up_proj" | "block_sparse_moe.experts.*.w3" | "mixer.experts.*.up_proj" => "ffn_up_exps",
+        "mlp.experts.*.down_proj" | "block_sparse_moe.experts.*.w2" | "mixer.experts.*.down_proj" => "ffn_down_exps",
         "mlp.shared_experts.gate_proj" | "mlp.shared_mlp.gate_proj" => "ffn_gate_shexp",
-        "mlp.shared_experts.up_proj" | "mlp.shared_mlp.up_proj" | "shared_mlp.input_linear" => "ffn_up_shexp",
-        "mlp.shared_experts.down_proj" | "mlp.shared_mlp.down_proj" | "shared_mlp.output_linear" => "ffn_down_shexp",
+        "mlp.shared_experts.up_proj" | "mlp.shared_mlp.up_proj" | "shared_mlp.input_linear" | "mixer.shared_experts.up_proj" => {
+            "ffn_up_shexp"
+        }
+        "mlp.shared_experts.down_proj"
+        | "mlp.shared_mlp.down_proj"
+        | "shared_mlp.output_linear"
+        | "mixer.shared_experts.down_proj" => "ffn_down_shexp",
         other => panic!("{other}"),
     }
 }
 
 /// A tensor's name in the file.
 fn gguf_name(name: &str, has_norms_after: bool) -> String {
-    let (block, rest) = match name.strip_prefix("model.layers.") {
+    let (block, rest) = match ["model.layers.", "backbone.layers."].iter().find_map(|first| name.strip_prefix(first)) {
         Some(rest) => {
             let (layer, rest) = rest.split_once('.').unwrap();
             (format!("blk.{layer}."), rest)
@@ -305,6 +347,11 @@ fn gguf_name(name: &str, has_norms_after: bool) -> String {
     if let Some((_, part)) = rest.split_once("experts.").filter(|(_, part)| !part.contains('.')) {
         let part = if part == "down_proj" { "ffn_down_exps" } else { "ffn_gate_up_exps" };
         return format!("{block}{part}.weight");
+    }
+    for (end, part) in [("A_log", "ssm_a"), (".D", "ssm_d"), ("dt_bias", "ssm_dt.bias")] {
+        if rest.ends_with(end) {
+            return format!("{block}{part}");
+        }
     }
     if rest.ends_with("e_score_correction_bias") || rest.ends_with("expert_bias") {
         return format!("{block}exp_probs_b.bias");
@@ -337,26 +384,71 @@ fn llama3_factors(scaling: &Value, head_dim: usize) -> Vec<f32> {
     (0..head_dim / 2).map(factor).collect()
 }
 
+/// What the converter of Falcon-H1 multiplies a row of a weight by.
+fn multiplier(config: &Value, name: &str, row: usize) -> f32 {
+    let number = |value: &Value| value.as_f64().map_or(1.0, |n| n as f32);
+    let (of_input, mlp) = (number(&config["attention_in_multiplier"]), &config["mlp_multipliers"]);
+    match name.trim_end_matches(".weight").rsplit('.').next().unwrap() {
+        "down_proj" => number(&mlp[1]),
+        "gate_proj" => number(&mlp[0]),
+        "k_proj" => number(&config["key_multiplier"]) * of_input,
+        "q_proj" | "v_proj" => of_input,
+        "o_proj" => number(&config["attention_out_multiplier"]),
+        "out_proj" => number(&config["ssm_out_multiplier"]),
+        "in_proj" => {
+            let [width, of_state] = ["mamba_d_ssm", "mamba_d_state"].map(|key| config[key].as_u64().unwrap_or(1) as usize);
+            let of_state = of_state * config["mamba_n_groups"].as_u64().unwrap_or(1) as usize;
+            let ends = [width, 2 * width, 2 * width + of_state, 2 * (width + of_state)];
+            let part = ends.iter().filter(|end| row >= **end).count();
+            number(&config["ssm_in_multiplier"]) * number(&config["ssm_multipliers"][part])
+        }
+        "lm_head" => number(&config["lm_head_multiplier"]),
+        "embed_tokens" => number(&config["embedding_multiplier"]),
+        _ => 1.0,
+    }
+}
+
+/// Of each layer of a model whose layers mix tokens or have a network: its key and value heads, and columns of its network.
+fn sizes_by_layer(config: &Value, layer: usize, [kv_heads, width]: [usize; 2]) -> [u32; 2] {
+    let letter = config["hybrid_override_pattern"].as_str().map(|pattern| &pattern[layer..=layer]);
+    match letter.or_else(|| config["layers_block_type"][layer].as_str()) {
+        Some("*" | "attention") => [kv_heads as u32, 0],
+        Some("-" | "moe") => [0, width as u32],
+        _ => [0, 0],
+    }
+}
+
 fn write(file: &File, config: &Value, path: &Path) {
     let size = |key: &str| config[key].as_u64().map(|n| n as usize);
     let num_heads = size("num_attention_heads").unwrap();
     let kv_heads = size("num_key_value_heads").unwrap();
     let head_dim = size("head_dim").unwrap_or_else(|| size("hidden_size").unwrap() / num_heads);
+    let num_layers = size("num_hidden_layers").unwrap_or_else(|| config["layers_block_type"].as_array().unwrap().len());
     let mut gguf = Gguf::new().entry("general.architecture", STRING, &string(file.architecture));
     let key = |key: &str| format!("{}.{key}", file.architecture);
     let of_config = [
         ("context_length", size("max_position_embeddings").unwrap()),
         ("embedding_length", size("hidden_size").unwrap()),
         ("feed_forward_length", size("intermediate_size").unwrap_or(1)),
-        ("block_count", size("num_hidden_layers").unwrap()),
+        ("block_count", num_layers),
         ("attention.head_count", num_heads),
         ("attention.head_count_kv", kv_heads),
         ("attention.key_length", head_dim),
         ("attention.value_length", head_dim),
     ];
     let sizes = of_config.into_iter().chain(file.sizes.iter().map(|(key, n)| (*key, *n as usize)));
+    let is_partial = ["hybrid_override_pattern", "layers_block_type"].iter().any(|key| !config[*key].is_null());
     for (name, n) in sizes {
-        gguf = gguf.entry(&key(name), U32, &(n as u32).to_le_bytes());
+        let place = ["attention.head_count_kv", "feed_forward_length"].iter().position(|by_layer| *by_layer == name);
+        gguf = match place.filter(|_| is_partial) {
+            None => gguf.entry(&key(name), U32, &(n as u32).to_le_bytes()),
+            Some(place) => {
+                let width = size("intermediate_size").unwrap();
+                let of_layer = |layer| sizes_by_layer(config, layer, [kv_heads, width])[place].to_le_bytes();
+                let bytes: Vec<u8> = (0..num_layers).flat_map(of_layer).collect();
+                gguf.array(&key(name), U32, num_layers as u64, &bytes)
+            }
+        };
     }
     let eps = config["rms_norm_eps"].as_f64().map(|eps| ("attention.layer_norm_rms_epsilon", eps as f32));
     for (name, number) in [("rope.freq_base", 10_000.0)].into_iter().chain(eps).chain(file.numbers.iter().copied()) {
@@ -411,6 +503,13 @@ fn write(file: &File, config: &Value, path: &Path) {
             if file.is_permuted && name.ends_with(part) {
                 values = permuted(&values, heads, shape[1]);
             }
+        }
+        if name.ends_with("A_log") {
+            values.iter_mut().for_each(|value| *value = -value.exp());
+        }
+        if file.architecture == "falcon-h1" {
+            let cols = shape[1..].iter().product::<usize>().max(1);
+            values.iter_mut().enumerate().for_each(|(i, value)| *value *= multiplier(config, name, i / cols));
         }
         let is_expert = name.contains(".experts.") && name.ends_with(".weight");
         let (whole, all) = tensors

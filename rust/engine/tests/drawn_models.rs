@@ -19,9 +19,21 @@ use engine::{Engine, EngineConfig, MemoryGpuConfig, model::config::FfnConfig, mo
 use kernel_tests::{EmulatedDriver, Order};
 
 /// Some that are dense, and some with experts.
-const CHUNKED: [&str; 5] = ["dots1", "gemma3n", "gemma4", "gemma4-moe", "olmo3"];
+const CHUNKED: [&str; 9] =
+    ["dots1", "gemma3n", "gemma4", "gemma4-moe", "olmo3", "nemotron_h", "nemotron_h-latent", "falcon_h1", "falcon_h1-norm"];
 /// What their kernels are asked for, no other golden asks for.
-const ON_CUDA: [&str; 7] = ["afmoe", "apertus", "gemma3n", "gemma4", "gemma4-moe", "jais2", "mistral4"];
+const ON_CUDA: [&str; 10] = [
+    "afmoe",
+    "apertus",
+    "gemma3n",
+    "gemma4",
+    "gemma4-moe",
+    "jais2",
+    "mistral4",
+    "nemotron_h-latent",
+    "falcon_h1",
+    "falcon_h1-norm",
+];
 
 fn names() -> Vec<String> {
     let mut names: Vec<_> =
@@ -46,7 +58,7 @@ fn drawn_models_agree_with_goldens_on_the_best_isa() {
         check_cases(&mut load_on_cpu(&name, Precision::Exact, KvDType::F32), &name, cases(&name), MAX_TOKENS, EXACT);
         let mut runner = load_on_cpu(&name, Precision::Fast, KvDType::F16);
         // Where two experts are nearly tied, the smallest difference flips them.
-        if runner.config().layers.iter().all(|layer| matches!(layer.ffn, FfnConfig::Dense(_))) {
+        if runner.config().layers.iter().all(|layer| matches!(layer.ffn, FfnConfig::Dense(_) | FfnConfig::Nothing)) {
             check_cases(&mut runner, &name, cases(&name), 17, BF16);
         }
     }

@@ -6,7 +6,10 @@ mod gguf_writer;
 
 use engine::{
     ModelSource,
-    model::{DecoderConfig, ModelFiles, RopeScaling, config::FfnConfig},
+    model::{
+        DecoderConfig, ModelFiles, RopeScaling,
+        config::{FfnConfig, RecurrentConfig},
+    },
 };
 use gguf_writer::{Gguf, STRING, string};
 use serde_json::{Value, json};
@@ -133,5 +136,51 @@ fn gguf_files_of_families_that_are_read_from_folders_alone_are_refused_by_name()
             error.contains(&format!("GGUF files of `{name}` are not implemented; Hugging Face folders of it are")),
             "{error}"
         );
+    }
+}
+
+#[test]
+fn layers_are_what_words_or_letters_call_them() {
+    let parts = |config: &DecoderConfig| -> Vec<_> {
+        let layers = config.layers.iter();
+        layers.map(|layer| (layer.has_attention, layer.recurrent.is_some(), layer.ffn != FfnConfig::Nothing)).collect()
+    };
+    let letters = changed("nemotron_h", &json!({})).unwrap();
+    let (mamba, attention, network) = ((false, true, false), (true, false, false), (false, false, true));
+    assert_eq!(parts(&letters), [mamba, network, mamba, attention, network, mamba]);
+    for words in [["mamba", "mlp", "attention"], ["linear_attention", "mlp", "full_attention"]] {
+        let [mamba, network, attention] = words;
+        let words = [mamba, network, mamba, attention, network, mamba];
+        let named = json!({"hybrid_override_pattern": "absent", "num_hidden_layers": "absent", "layers_block_type": words});
+        assert_eq!(parts(&changed("nemotron_h", &named).unwrap()), parts(&letters));
+    }
+    assert!(letters.layers.iter().all(|layer| layer.attention.rope.is_none()));
+    let falcon = changed("falcon_h1", &json!({})).unwrap();
+    assert_eq!(parts(&falcon), [(true, true, true); 3]);
+    let limits = json!({"time_step_limit": [0.5, {"__float__": "Infinity"}]});
+    let limited = changed("falcon_h1", &limits).unwrap().layers[0].recurrent;
+    assert!(matches!(limited, Some(RecurrentConfig::Mamba2 { limits: [0.5, f32::INFINITY], eps: None, .. })), "{limited:?}");
+}
+
+#[test]
+fn what_is_not_computed_of_mamba_s_families_is_refused_by_its_key() {
+    for (name, changes, words) in [
+        ("nemotron_h", json!({"hybrid_override_pattern": "M-M*-X"}), "`hybrid_override_pattern` has `X`"),
+        ("nemotron_h", json!({"hybrid_override_pattern": "M-M*-"}), "`num_hidden_layers` is 6"),
+        ("nemotron_h", json!({"hybrid_override_pattern": "M-M-MM"}), "no layer has attention"),
+        ("nemotron_h", json!({"mamba_hidden_act": "gelu"}), "`mamba_hidden_act`"),
+        ("nemotron_h", json!({"sliding_window": 16}), "`sliding_window`"),
+        ("nemotron_h-moe", json!({"n_shared_experts": 2}), "`n_shared_experts` is 2"),
+        ("nemotron_h-moe", json!({"mlp_bias": true}), "`mlp_bias` is true"),
+        ("nemotron_h-latent", json!({"moe_latent_size": 65}), "experts' own space is 65"),
+        ("falcon_h1", json!({"projectors_bias": true}), "`projectors_bias` is true"),
+        ("falcon_h1", json!({"attention_bias": true}), "`attention_in_multiplier`"),
+        ("falcon_h1", json!({"ssm_multipliers": [1.0]}), "`ssm_multipliers` is [1.0]"),
+        ("falcon_h1", json!({"time_step_limit": [0.5, 0.1]}), "steps of the state"),
+        ("bamba", json!({"attn_layer_indices": [4]}), "`attn_layer_indices` has 4"),
+        ("bamba", json!({"attn_rotary_emb": 16}), "`attn_rotary_emb` is 16"),
+    ] {
+        let error = changed(name, &changes).unwrap_err();
+        assert!(error.contains(words), "{name} with {changes}: {error}");
     }
 }

@@ -140,7 +140,7 @@ fn feed_forward_halves_with_and_without_gates_and_biases() {
         (Activation::Silu, 1),
         (Activation::GeluTanh, 9),
         (Activation::Gelu, 4),
-        (Activation::QuickGelu, 3),
+        (Activation::Swish(0.6), 3),
         (Activation::Relu, 2),
         (Activation::Relu2, 5),
         (XIELU, 7),

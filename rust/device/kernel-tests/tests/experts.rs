@@ -1,8 +1,8 @@
 //! Mixtures of experts: the router's choice, products of groups of rows, and the phase against the plain backend.
 
 use device::{
-    Activation, Backend, DType, Expert, ExpertActivation, ExpertArgs, ExpertGroups, Experts, GgmlType, Linear, LinearOptions,
-    Norm, NormKind, PartNorms, Precision, RouterScore, RoutingRule, SharedExpert, StepMetadata, WeightView,
+    Activation, Backend, DType, Expert, ExpertActivation, ExpertArgs, ExpertGroups, Experts, GgmlType, LatentSpace, Linear,
+    LinearOptions, Norm, NormKind, PartNorms, Precision, RouterScore, RoutingRule, SharedExpert, StepMetadata, WeightView,
     cpu::ReferenceBackend,
     cuda::{CudaBackend, packed::PackedFormat},
     kernel_args::{GroupTile, GroupedArgs, GroupedTarget, MAX_TARGETS, RouteArgs, RouterScoreKind},
@@ -381,7 +381,7 @@ impl Layer {
             backend.load_linear(weight, &LinearOptions { name: "w".into(), precision, bias }).unwrap()
         };
         let network = |[gate, up, down]: &[WeightView; 3], bias: Option<&[f32]>| Expert {
-            gate: load(gate, precision, bias),
+            gate: (variant != 5).then(|| load(gate, precision, bias)),
             up: load(up, precision, bias),
             down: load(down, precision, bias),
         };
@@ -394,6 +394,7 @@ impl Layer {
             experts: self.networks[..NUM_EXPERTS].iter().map(|it| network(it, biases)).collect(),
             activation: match variant {
                 0 => ExpertActivation::Clamped { alpha: 1.702, limit: 0.5 },
+                5 => ExpertActivation::Plain(Activation::Relu2),
                 _ => ExpertActivation::Gated(Activation::Silu),
             },
             scales_input: variant == 3,
@@ -403,6 +404,10 @@ impl Layer {
                 let mut rng = Rng::new(6);
                 let mut norm = || norm(&mut rng);
                 PartNorms { router: norm(), sum: norm(), shared: norm(), shared_sum: norm() }
+            }),
+            latent: (variant == 5).then(|| {
+                let [down, up] = [0, 1].map(|i| load(&self.networks[i][0], precision, None));
+                LatentSpace { down, up }
             }),
         }
     }
@@ -416,12 +421,13 @@ fn run(backend: &dyn Backend, experts: &Experts, norms: [Option<&Norm>; 2], rows
     fetched(backend, hidden)
 }
 
-const RULES: [RoutingRule; 5] = [
+const RULES: [RoutingRule; 6] = [
     RoutingRule { num_chosen: 2, score: RouterScore::SoftmaxOfChosen, ..RULE },
     RoutingRule { num_chosen: 3, normalize: Some(0.0), ..RULE },
     RoutingRule { num_chosen: 2, score: RouterScore::Sigmoid, normalize: Some(1e-20), scale: 2.5, ..RULE },
     RoutingRule { num_chosen: 1, score: RouterScore::Sigmoid, ..RULE },
     RoutingRule { num_chosen: 3, normalize: Some(0.0), ..RULE },
+    RoutingRule { num_chosen: 2, score: RouterScore::Sigmoid, normalize: Some(1e-20), scale: 2.5, ..RULE },
 ];
 
 fn norm(rng: &mut Rng) -> Norm {
@@ -472,7 +478,7 @@ fn packed_experts_that_have_many_rows_agree_with_the_plain_backend() {
 
 #[test]
 fn experts_in_f32_agree_with_the_plain_backend() {
-    check_experts([DType::F32; 3], Precision::Exact, 1e-5, &[0, 1, 2, 3, 4]);
+    check_experts([DType::F32; 3], Precision::Exact, 1e-5, &[0, 1, 2, 3, 4, 5]);
 }
 
 #[test]
@@ -482,7 +488,7 @@ fn experts_in_bf16_agree_with_the_plain_backend() {
 
 #[test]
 fn packed_experts_agree_with_the_plain_backend() {
-    check_experts([GgmlType::Q4K, GgmlType::Q4K, GgmlType::Q6K].map(DType::Ggml), Precision::Fast, 0.03, &[1, 2]);
+    check_experts([GgmlType::Q4K, GgmlType::Q4K, GgmlType::Q6K].map(DType::Ggml), Precision::Fast, 0.03, &[1, 2, 5]);
 }
 
 #[test]

@@ -59,7 +59,7 @@ impl Layers {
             linear
         };
         let mut expert = || Expert {
-            gate: linear([WIDTH, COLS], false),
+            gate: Some(linear([WIDTH, COLS], false)),
             up: linear([WIDTH, COLS], false),
             down: linear([COLS, WIDTH], false),
         };
@@ -75,6 +75,7 @@ impl Layers {
                 shared: Some(SharedExpert { expert: shared, weight: Some(linear([1, COLS], false)) }),
                 scales: None,
                 norms: None,
+                latent: None,
             },
             q: linear([COLS, COLS], true),
             k: linear([WIDTH, COLS], true),
@@ -94,7 +95,7 @@ impl Layers {
     fn of_experts(&self) -> Vec<&Linear> {
         let Experts { router, experts, shared, .. } = &self.experts;
         let shared = shared.as_ref().unwrap();
-        let all = experts.iter().chain([&shared.expert]).flat_map(|expert| [&expert.gate, &expert.up, &expert.down]);
+        let all = experts.iter().chain([&shared.expert]).flat_map(Expert::linears);
         all.chain([router]).chain(&shared.weight).collect()
     }
 }

@@ -113,7 +113,7 @@ fn activations_agree_with_the_oracle() {
         ActivationKind::Silu,
         ActivationKind::GeluTanh,
         ActivationKind::Gelu,
-        ActivationKind::QuickGelu,
+        ActivationKind::Swish,
         ActivationKind::Relu,
         ActivationKind::Relu2,
         ActivationKind::Xielu,
@@ -139,7 +139,7 @@ fn activations_agree_with_the_oracle() {
                 up_stride: up_stride as u32,
                 activation: activation as u32,
                 out_type: out_type as u32,
-                alpha: 0.0,
+                alpha: 0.6,
                 limit: 0.0,
                 positive: 0.7,
                 negative: 1.3,
@@ -153,7 +153,7 @@ fn activations_agree_with_the_oracle() {
                     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
                 }
                 ActivationKind::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
-                ActivationKind::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
+                ActivationKind::Swish => x / (1.0 + (-f64::from(0.6_f32) * x).exp()),
                 ActivationKind::Relu => x.max(0.0),
                 ActivationKind::Relu2 => x.max(0.0).powi(2),
                 ActivationKind::Xielu if x > 0.0 => f64::from(0.7_f32) * x * x + 0.5 * x,

@@ -167,7 +167,7 @@ fn short_conv(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScratc
 
 fn mamba2(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScratch, weights: &Mamba2, out: &mut Tensor) {
     let (rows, isa) = (out.rows(), run.context.isa);
-    let Mamba2 { num_heads, num_groups, state_dim, .. } = *weights;
+    let Mamba2 { num_heads, num_groups, state_dim, scales: [z_scale, dt_scale], .. } = *weights;
     let (dim, width, channels) = (weights.head_dim(), weights.z.out_features, weights.conv.num_channels);
     let [z, xbc, dt, ..] = &mut scratch.projected;
     let (z, xbc, dt) = (z.rows(rows, width), xbc.rows(rows, channels), dt.rows(rows, num_heads));
@@ -185,7 +185,7 @@ fn mamba2(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScratch, w
         for row in run.rows(request) {
             let (x, bc) = mixed.row(row).split_at(width);
             let (b, c) = bc.split_at(num_groups * state_dim);
-            let step = softplus(dt.row(row)[head] + bias).clamp(least, most);
+            let step = softplus(dt.row(row)[head] * dt_scale + bias).clamp(least, most);
             let x = &x[head * dim..(head + 1) * dim];
             // SAFETY: each head has columns of its own.
             let out = unsafe { shared.part(row * width + head * dim, dim) };
@@ -193,17 +193,29 @@ fn mamba2(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScratch, w
             scan(isa, state, (step * a).exp(), step, x, [&b[group..group + state_dim], &c[group..group + state_dim]], out);
         }
     });
-    let part = width / num_groups;
     for row in 0..rows {
-        // The gate becomes SiLU of itself, times what it gates.
-        let gated = z.row_mut(row);
-        gate_row(isa, Activation::Silu, gated, out.row(row));
-        for group in 0..num_groups {
-            let columns = group * part..(group + 1) * part;
-            let (values, weight) = (&gated[columns.clone()], &weights.norm.weight[columns.clone()]);
-            let scale = 1.0 / (sum(values, |x| x * x) / part as f32 + weights.norm.eps).sqrt();
-            out.row_mut(row)[columns].iter_mut().zip(values).zip(weight).for_each(|((out, x), w)| *out = x * scale * w);
+        let gate = z.row_mut(row);
+        if z_scale != 1.0 {
+            gate.iter_mut().for_each(|z| *z *= z_scale);
         }
+        if let Some(norm) = weights.norm.as_ref().filter(|_| !weights.gates_first) {
+            norm_groups(norm, num_groups, out.row_mut(row));
+        }
+        // The gate becomes SiLU of itself, times what it gates.
+        gate_row(isa, Activation::Silu, gate, out.row(row));
+        out.row_mut(row).copy_from_slice(gate);
+        if let Some(norm) = weights.norm.as_ref().filter(|_| weights.gates_first) {
+            norm_groups(norm, num_groups, out.row_mut(row));
+        }
+    }
+}
+
+/// Norms groups of columns, each by a mean square of its own.
+fn norm_groups(norm: &Norm, num_groups: usize, row: &mut [f32]) {
+    let part = row.len() / num_groups;
+    for (values, weight) in row.chunks_exact_mut(part).zip(norm.weight.chunks_exact(part)) {
+        let scale = 1.0 / (sum(values, |x| x * x) / part as f32 + norm.eps).sqrt();
+        values.iter_mut().zip(weight).for_each(|(x, w)| *x = *x * scale * w);
     }
 }
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use crate::{
     Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, ElementwisePhases,
     EmbedArgs, EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, KvDType, KvLayer,
-    KvPlace, KvShape, KvSide, LatentPhases, Linear, LinearDelta, LinearOptions, Norm, NormKind, Phases, Precision, Projection,
-    RecurrentPhases, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert, StepMetadata, StreamPhases, Tensor, WeightView,
-    WorkspaceShape,
+    KvPlace, KvShape, KvSide, LatentPhases, LatentSpace, Linear, LinearDelta, LinearOptions, Norm, NormKind, Phases, Precision,
+    Projection, RecurrentPhases, ResidualArgs, RopeArgs, RopeStyle, RopeTable, SharedExpert, StepMetadata, StreamPhases, Tensor,
+    WeightView, WorkspaceShape,
     attention::{HeadNorm, NormParts},
     backend::check_bias,
     quant::dequantize_row,
@@ -187,7 +187,7 @@ pub(crate) fn activate(activation: Activation, x: f32) -> f32 {
             0.5 * x * (1.0 + inner.tanh())
         }
         Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
-        Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
+        Activation::Swish(beta) => x / (1.0 + (-f64::from(beta) * x).exp()),
         Activation::Relu | Activation::Relu2 if x < 0.0 => 0.0,
         Activation::Relu => x,
         Activation::Relu2 => x * x,
@@ -225,12 +225,14 @@ pub(crate) fn rotate(rope: &RopeTable, position: usize, head: &mut [f32]) {
 /// What an expert gives for one row, `[hidden_size]`.
 fn expert_row(expert: &Expert, activation: ExpertActivation, x: &[f32], adapters: &[AdapterRows]) -> Vec<f32> {
     let of_row = |linear: &Linear, x: &[f32]| products(x, linear, adapters);
-    let (gate, up) = (of_row(&expert.gate, x), of_row(&expert.up, x));
+    let up = of_row(&expert.up, x);
+    let gate = expert.gate.as_ref().map_or_else(|| up.clone(), |gate| of_row(gate, x));
     let hidden: Vec<_> = gate
         .iter()
         .zip(&up)
         .map(|(&gate, &up)| match activation {
             ExpertActivation::Gated(activation) => activate(activation, gate) * up,
+            ExpertActivation::Plain(activation) => activate(activation, up),
             ExpertActivation::Clamped { alpha, limit } => {
                 let (gate, up) = (f64::from(gate.min(limit)), f64::from(up.clamp(-limit, limit)));
                 ((up + 1.0) * gate / (1.0 + (-f64::from(alpha) * gate).exp())) as f32
@@ -255,13 +257,19 @@ impl ExpertPhases for ReferenceBackend {
             product(&of_row(&for_router), &experts.router, &adapters, &mut logits);
             let mut chosen = vec![(0, 0.0); experts.rule.num_chosen];
             experts.rule.choose(&logits, experts.correction.as_ref().map(|values| &values[..]), &mut chosen);
-            let mut sum = vec![0.0; cols];
+            let within = experts.latent.as_ref().map(|latent| products(x, &latent.down, &adapters));
+            let for_experts = within.as_deref().unwrap_or(x);
+            let mut sum = vec![0.0; for_experts.len()];
             for (expert, weight) in chosen {
                 let weight = weight * experts.scales.as_ref().map_or(1.0, |scales| scales[expert]);
-                let x: Vec<_> = x.iter().map(|x| if experts.scales_input { x * weight } else { *x }).collect();
+                let x: Vec<_> = for_experts.iter().map(|x| if experts.scales_input { x * weight } else { *x }).collect();
                 let weight = if experts.scales_input { 1.0 } else { weight };
                 let given = expert_row(&experts.experts[expert], experts.activation, &x, &adapters);
                 sum.iter_mut().zip(given).for_each(|(sum, given)| *sum += f64::from(given) * f64::from(weight));
+            }
+            if let Some(LatentSpace { up, .. }) = &experts.latent {
+                let within: Vec<_> = sum.iter().map(|value| *value as f32).collect();
+                sum = products(&within, up, &adapters).into_iter().map(f64::from).collect();
             }
             let normalize = |norm: Option<&Norm>, values: &mut [f64]| {
                 let Some(norm) = norm else { return };

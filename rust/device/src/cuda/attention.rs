@@ -478,7 +478,7 @@ pub fn activation_kind(activation: Activation) -> u32 {
         Activation::Silu => ActivationKind::Silu,
         Activation::GeluTanh => ActivationKind::GeluTanh,
         Activation::Gelu => ActivationKind::Gelu,
-        Activation::QuickGelu => ActivationKind::QuickGelu,
+        Activation::Swish(_) => ActivationKind::Swish,
         Activation::Relu => ActivationKind::Relu,
         Activation::Relu2 => ActivationKind::Relu2,
         Activation::Xielu(_) => ActivationKind::Xielu,

@@ -45,7 +45,8 @@ pub struct Gating {
 impl Gating {
     pub fn of(activation: Activation) -> Self {
         let xielu = if let Activation::Xielu(xielu) = activation { xielu } else { Xielu::default() };
-        Self { activation: attention::activation_kind(activation), xielu, ..Self::default() }
+        let alpha = if let Activation::Swish(beta) = activation { beta } else { 0.0 };
+        Self { activation: attention::activation_kind(activation), alpha, xielu, ..Self::default() }
     }
 }
 

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use crate::{
-    Activation, AdapterRows, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, Linear, Norm, PartNorms, RouterScore,
-    RoutingRule, SharedExpert, StepMetadata, WorkspaceShape,
+    Activation, AdapterRows, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, LatentSpace, Linear, Norm, PartNorms,
+    RouterScore, RoutingRule, SharedExpert, StepMetadata, WorkspaceShape,
     kernel_args::{
         ActivationKind, AddExpertsArgs, DevicePtr, ElementType, GroupTile, MAX_EXPERT_GROUPS, MAX_EXPERTS, RouteArgs,
         RouterScoreKind,
@@ -258,14 +258,18 @@ impl CudaBackend {
         unsafe { self.products(state, for_router, &[plain(&experts.router, logits)])? };
         let tile_rows = tile_rows(experts, num_rows);
         let routed = state.experts.route(driver, &mut state.constants, experts, num_rows, tile_rows)?;
-        let given = self.multiply_experts(state, experts, x, &routed, tile_rows)?;
+        let (given, places) = match &experts.latent {
+            None => (self.multiply_experts(state, experts, x, &routed, tile_rows)?, (routed.weights, num_chosen)),
+            Some(latent) => (self.add_latent(state, (experts, latent), x, &routed, tile_rows)?, (0, 1)),
+        };
+        let (weights, num_chosen) = places;
         let (shared, shared_logits) = match experts.shared.as_ref().filter(|_| experts.norms.is_none()) {
             Some(shared) => self.shared_expert(state, shared, experts.activation, x)?,
             None => (0, 0),
         };
         let args = AddExpertsArgs {
             experts: given,
-            weights: if experts.scales_input { 0 } else { routed.weights },
+            weights: if experts.scales_input { 0 } else { weights },
             shared,
             shared_logits,
             out,
@@ -281,6 +285,45 @@ impl CudaBackend {
         unsafe { launch(driver, state.experts.add_experts, grid, &args) }
     }
 
+    /// `[rows, hidden_size]`: what experts that work in a space of their own give together.
+    fn add_latent(
+        &self,
+        state: &mut State,
+        (experts, LatentSpace { down, up }): (&Experts, &LatentSpace),
+        x: Rows,
+        routed: &Routed,
+        tile_rows: usize,
+    ) -> Result<DevicePtr, CudaError> {
+        let (driver, cols) = (self.driver(), down.out_features);
+        assert!(cols <= x.cols, "experts in a space of {cols} columns, beside a shared one of {}", x.cols);
+        // The shared expert's buffer is free until that runs.
+        let within = state.experts.shared.floats(driver, x.count * x.cols)?;
+        // SAFETY: `x` is a buffer of its shape, and the other one has room for its rows.
+        unsafe { self.products(state, x, &[plain(down, within)])? };
+        let rows = Rows { at: within, cols, ..x };
+        let given = self.multiply_experts(state, experts, rows, routed, tile_rows)?;
+        let args = AddExpertsArgs {
+            experts: given,
+            weights: if experts.scales_input { 0 } else { routed.weights },
+            shared: 0,
+            shared_logits: 0,
+            out: within,
+            num_rows: x.count as u32,
+            cols: cols as u32,
+            num_chosen: experts.rule.num_chosen as u32,
+            accumulate: 0,
+            scale: 1.0,
+            reserved: 0,
+        };
+        // SAFETY: as for the products. What the experts gave is summed before its buffer is written.
+        unsafe {
+            launch(driver, state.experts.add_experts, [cols.div_ceil(ADDED_COLS), x.count, 1], &args)?;
+            let out = state.experts.given.floats(driver, x.count * experts.rule.num_chosen * x.cols)?;
+            self.products(state, rows, &[plain(up, out)])?;
+            Ok(out)
+        }
+    }
+
     /// `[rows * num_chosen, hidden_size]`: what each chosen expert makes of its row.
     fn multiply_experts(
         &self,
@@ -294,7 +337,9 @@ impl CudaBackend {
         let State { dense, groups, experts: own, lora, .. } = state;
         let entries = x.count * experts.rule.num_chosen;
         let mut group = |role: fn(&Expert) -> &Linear| groups.of(driver, experts.experts.iter().map(role));
-        let [gates, ups, downs] = [group(|it| &it.gate)?, group(|it| &it.up)?, group(|it| &it.down)?];
+        let gate_or_up: fn(&Expert) -> &Linear = |it| it.gate.as_ref().unwrap_or(&it.up);
+        let [gates, ups, downs] = [group(gate_or_up)?, group(|it| &it.up)?, group(|it| &it.down)?];
+        let is_plain = matches!(experts.activation, ExpertActivation::Plain(_));
         let width = gates.first.out_features();
         assert_eq!([ups.first.out_features(), downs.first.in_features(), downs.first.out_features()], [width, width, x.cols]);
         assert!(!experts.scales_input || gates.bias == 0, "what goes into an expert with a bias is scaled before it");
@@ -318,16 +363,19 @@ impl CudaBackend {
         let of_gate = input(x, gates.first, routed.rows)?;
         // SAFETY: `x` has the rows that tiles name; gate, up and what is given have one for each choice.
         unsafe {
-            if gates.first.dtype() == ups.first.dtype() {
+            if is_plain {
+                grouped::multiply(driver, &of_gate, &targets[..1])?;
+            } else if gates.first.dtype() == ups.first.dtype() {
                 grouped::multiply(driver, &of_gate, &targets)?;
             } else {
                 grouped::multiply(driver, &of_gate, &targets[..1])?;
                 grouped::multiply(driver, &input(x, ups.first, routed.rows)?, &targets[1..])?;
             }
-            let adapted_gates = [adapted(|it| &it.gate, gates, gate, width), adapted(|it| &it.up, ups, up, width)];
-            lora.adapt_experts(driver, x, &choices(false), &adapted_gates)?;
+            let adapted_gates = [adapted(gate_or_up, gates, gate, width), adapted(|it| &it.up, ups, up, width)];
+            lora.adapt_experts(driver, x, &choices(false), &adapted_gates[..if is_plain { 1 } else { 2 }])?;
             let weights = if experts.scales_input { routed.weights } else { 0 };
             let gated = Rows { at: gate, count: entries, cols: width, element: ElementType::F32 };
+            let up = if is_plain { 0 } else { up };
             self.activate(gated, up, (gate, ElementType::F32), Gating { weights, ..gating(experts.activation) })?;
             grouped::multiply(driver, &input(gated, downs.first, routed.places)?, &[(downs, given, x.cols)])?;
             let adapted_downs = [adapted(|it| &it.down, downs, given, x.cols)];
@@ -347,14 +395,14 @@ impl CudaBackend {
         let driver = self.driver();
         let own = &mut state.experts;
         let SharedExpert { expert: Expert { gate, up, down }, weight } = shared;
-        let width = gate.out_features;
+        let width = up.out_features;
         let [gated, other] = [own.gate.floats(driver, x.count * width)?, own.up.floats(driver, x.count * width)?];
         let out = own.shared.floats(driver, x.count * x.cols)?;
         let logits = if weight.is_some() { own.shared_logits.floats(driver, x.count)? } else { 0 };
-        let products: Vec<_> = [plain(gate, gated), plain(up, other)]
-            .into_iter()
-            .chain(weight.as_ref().map(|weight| plain(weight, logits)))
-            .collect();
+        let gates = gate.as_ref().map(|gate| plain(gate, gated));
+        let (at_up, other) = if gate.is_some() { (other, other) } else { (gated, 0) };
+        let weights = weight.as_ref().map(|weight| plain(weight, logits));
+        let products: Vec<_> = gates.into_iter().chain([plain(up, at_up)]).chain(weights).collect();
         let rows = Rows { at: gated, count: x.count, cols: width, element: ElementType::F32 };
         // SAFETY: `x` is a buffer of its shape; the others were made for its rows and these widths.
         unsafe {
@@ -374,7 +422,7 @@ impl ExpertPhases for CudaBackend {
 
 fn gating(activation: ExpertActivation) -> Gating {
     match activation {
-        ExpertActivation::Gated(activation) => Gating::of(activation),
+        ExpertActivation::Gated(activation) | ExpertActivation::Plain(activation) => Gating::of(activation),
         ExpertActivation::Clamped { alpha, limit } => {
             Gating { activation: ActivationKind::Clamped as u32, alpha, limit, ..Gating::of(Activation::Silu) }
         }
@@ -386,7 +434,7 @@ fn tile_rows(experts: &Experts, num_rows: usize) -> usize {
     let [few, many, most] = GROUPED_ROWS;
     let all = |has: fn(&CudaLinear) -> bool| {
         let first = experts.experts.first();
-        first.is_some_and(|Expert { gate, up, down }| [gate, up, down].into_iter().all(|linear| has(cuda(linear))))
+        first.is_some_and(|expert| expert.linears().all(|linear| has(cuda(linear))))
     };
     let have_more_than = |rows: usize| num_rows * experts.rule.num_chosen > rows * experts.experts.len();
     if have_more_than(MOST_ROWS) && all(grouped::has_tiles) {

@@ -263,6 +263,7 @@ fn recordings_outlive_larger_steps_that_were_planned_for() {
         gated: false,
         num_experts: 0,
         num_chosen_experts: 0,
+        expert_latent_size: 0,
         has_latent: false,
         recurrent_width: 0,
     };

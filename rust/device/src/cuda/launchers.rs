@@ -92,7 +92,7 @@ fn multiply(backend: &CudaBackend, format: DType, precision: Precision) {
 /// Few rows and many of layers of experts, all of one weight; and one that a product norms.
 fn mix(backend: &CudaBackend, format: DType, precision: Precision) {
     let (weight, router) = (linear(backend, format, precision), linear(backend, DType::F32, Precision::Exact));
-    let expert = || Expert { gate: weight.clone(), up: weight.clone(), down: weight.clone() };
+    let expert = || Expert { gate: Some(weight.clone()), up: weight.clone(), down: weight.clone() };
     let experts = |num_experts| Experts {
         router: router.clone(),
         correction: None,
@@ -103,6 +103,7 @@ fn mix(backend: &CudaBackend, format: DType, precision: Precision) {
         shared: None,
         scales: None,
         norms: None,
+        latent: None,
     };
     let norm = Norm { kind: NormKind::Rms, weight: vec![1.0; WIDTH].into(), bias: None, eps: 1e-5 };
     let [mut hidden, mut out] = [(); 2].map(|()| backend.alloc(300, WIDTH).unwrap());
@@ -211,7 +212,9 @@ fn recur(backend: &CudaBackend, state_rows: usize) {
         dt_bias: one(),
         a: one(),
         d: one(),
-        norm: norm(),
+        norm: Some(norm()),
+        gates_first: true,
+        scales: [1.0; 2],
         num_heads: 1,
         num_groups: 1,
         state_dim: state_rows,

@@ -222,7 +222,8 @@ impl Run<'_> {
     }
 
     fn mamba2(&mut self, weights: &Mamba2, [z, xbc, dt]: [DevicePtr; 3], mixed: DevicePtr) -> Result<(), CudaError> {
-        let Mamba2 { ref conv, num_heads, num_groups, state_dim, dt_limits: [dt_min, dt_max], .. } = *weights;
+        let Mamba2 { ref conv, num_heads, num_groups, state_dim, dt_limits: [dt_min, dt_max], scales, .. } = *weights;
+        let [z_scale, dt_scale] = scales;
         let (head_dim, width) = (weights.head_dim(), weights.z.out_features);
         assert_eq!(conv.num_channels, width + 2 * num_groups * state_dim, "channels of x, b and c");
         let offset = self.convolve(&[Convolved { conv, x: xbc, out: mixed, gates: [0; 2], activates: true }])?;
@@ -242,11 +243,14 @@ impl Run<'_> {
             state_dim: state_dim as u32,
             dt_min,
             dt_max,
+            dt_scale,
+            reserved: 0,
         };
         let grid = [num_heads * head_dim.div_ceil(COLUMNS_PER_CTA), self.num_reqs, 1];
         // SAFETY: as for the convolution.
         unsafe { launch(self.driver, Self::scan(self.kernels.mamba2, state_dim), grid, &args)? };
-        self.gated_norm(&weights.norm, z, [num_groups, width / num_groups], true)
+        let groups = [num_groups, width / num_groups];
+        self.gated_norm(weights.norm.as_ref(), (z, z_scale), groups, weights.gates_first)
     }
 
     fn gated_delta(
@@ -290,31 +294,34 @@ impl Run<'_> {
         let grid = [num_value_heads * value_dim.div_ceil(COLUMNS_PER_CTA), self.num_reqs, 1];
         // SAFETY: as for the convolutions.
         unsafe { launch(self.driver, Self::scan(self.kernels.gated_delta, key_dim), grid, &args)? };
-        self.gated_norm(&weights.norm, z, [num_value_heads, value_dim], false)
+        self.gated_norm(Some(&weights.norm), (z, 1.0), [num_value_heads, value_dim], false)
     }
 
-    /// Norms the result by groups of columns, which share the norm's weight where it is of one group, with the gate `z` before or
-    /// behind that.
+    /// Norms the result by groups of columns, which share the norm's weight where it is of one group, with the gate `z`, times a
+    /// scale, before or behind that; gates it alone where there is no norm.
     fn gated_norm(
         &mut self,
-        norm: &Norm,
-        z: DevicePtr,
+        norm: Option<&Norm>,
+        (z, z_scale): (DevicePtr, f32),
         [num_groups, group_dim]: [usize; 2],
         gates_first: bool,
     ) -> Result<(), CudaError> {
-        let weight_stride = if norm.weight.len() == group_dim { 0 } else { group_dim };
+        let weight_stride = norm.map_or(0, |norm| if norm.weight.len() == group_dim { 0 } else { group_dim });
+        let len = if weight_stride == 0 { group_dim } else { num_groups * group_dim };
         let args = GatedNormArgs {
             x: self.out,
             z,
-            weight: self.constant(&norm.weight, if weight_stride == 0 { group_dim } else { num_groups * group_dim })?,
+            weight: norm.map_or(Ok(0), |norm| self.constant(&norm.weight, len))?,
             num_rows: self.num_rows as u32,
             num_groups: num_groups as u32,
             group_dim: group_dim as u32,
             weight_stride: weight_stride as u32,
             gates_first: gates_first.into(),
-            eps: norm.eps,
+            eps: norm.map_or(0.0, |norm| norm.eps),
+            z_scale,
+            reserved: 0,
         };
-        // SAFETY: the result and its gate have these rows and groups, the weight a value for each column.
+        // SAFETY: the result and its gate have these rows and groups, a weight a value for each column.
         unsafe { launch(self.driver, self.kernels.gated_norm, [num_groups * self.num_rows, 1, 1], &args) }
     }
 }
@@ -482,6 +489,7 @@ mod tests {
             gated: false,
             num_experts: 0,
             num_chosen_experts: 0,
+            expert_latent_size: 0,
             has_latent: false,
             recurrent_width: 0,
         }

@@ -146,6 +146,8 @@ pub struct Mamba2Args {
     pub state_dim: u32,
     pub dt_min: f32,
     pub dt_max: f32,
+    pub dt_scale: f32,
+    pub reserved: u32,
 }
 
 /// `gated_delta_*`: the gated delta rule.
@@ -184,6 +186,8 @@ pub struct GatedNormArgs {
     pub weight_stride: u32,
     pub gates_first: u32,
     pub eps: f32,
+    pub z_scale: f32,
+    pub reserved: u32,
 }
 
 /// `sigmoid_gate`: x *= sigmoid(gate).

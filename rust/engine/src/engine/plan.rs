@@ -528,6 +528,7 @@ fn workspace_shape(
         gated: model.layers.iter().any(|layer| layer.ffn.is_gated()),
         num_experts: model.largest(|layer| layer.ffn.num_experts()),
         num_chosen_experts: model.largest(|layer| layer.ffn.num_chosen_experts()),
+        expert_latent_size: model.largest(|layer| layer.ffn.latent_size()),
         recurrent_width: model.largest(|layer| layer.recurrent.map_or(0, |it| it.projected_width(model.hidden_size))),
         has_latent: model.layers.iter().any(|layer| layer.attention.latent.is_some()),
     };

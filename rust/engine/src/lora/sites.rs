@@ -98,11 +98,13 @@ impl<'a, 'b> Recorder<'a, 'b> {
 fn is_adaptable(role: Role) -> bool {
     use Role::{
         AttnGate, AttnK, AttnKvDown, AttnOutput, AttnOwnQ, AttnQ, AttnQDown, AttnQUp, AttnV, ConvB, ConvC, ConvX, Embedding,
-        ExpertDown, ExpertGate, ExpertUp, FfnDown, FfnGate, FfnUp, MambaDt, MambaXbc, MambaZ, Output, Router, SharedDown,
-        SharedGate, SharedUp, SharedWeight,
+        ExpertDown, ExpertGate, ExpertUp, FfnDown, FfnGate, FfnUp, LatentDown, LatentUp, MambaDt, MambaXbc, MambaZ, Output,
+        Router, SharedDown, SharedGate, SharedUp, SharedWeight,
     };
     let attention = [AttnQ, AttnK, AttnV, AttnOutput, AttnOwnQ, AttnGate, AttnQDown, AttnQUp, AttnKvDown];
-    let network = [FfnGate, FfnUp, FfnDown, Router, ExpertGate, ExpertUp, ExpertDown, SharedGate, SharedUp, SharedDown];
+    let network = [
+        FfnGate, FfnUp, FfnDown, Router, ExpertGate, ExpertUp, ExpertDown, LatentDown, LatentUp, SharedGate, SharedUp, SharedDown,
+    ];
     let recurrent = [ConvB, ConvC, ConvX, MambaZ, MambaXbc, MambaDt];
     let others = [SharedWeight, Embedding, Output];
     is_of_gated_delta(role) || [&attention[..], &network, &recurrent, &others].iter().any(|roles| roles.contains(&role))

@@ -252,7 +252,7 @@ impl Reader<'_, '_> {
         Ok(match &name[..] {
             "gelu" => Activation::Gelu,
             "gelu_pytorch_tanh" | "gelu_new" => Activation::GeluTanh,
-            "quick_gelu" => Activation::QuickGelu,
+            "quick_gelu" => Activation::Swish(1.702),
             "silu" | "swish" => Activation::Silu,
             other => {
                 let why = format!("is `{other}`; implemented: gelu, gelu_pytorch_tanh, quick_gelu, silu");

@@ -1,18 +1,18 @@
 //! What a decoder is like, whatever file says so.
 
 mod check;
+mod ffn;
 mod latent;
 mod recurrent;
 
-use device::{
-    Activation, ExpertActivation, KvCacheSpec, KvDType, KvShape, KvSource, Mask, NormKind, QueryScale, RouterScore, RoutingRule,
-};
+use device::{Activation, KvCacheSpec, KvDType, KvShape, KvSource, Mask, NormKind, QueryScale};
 use paged::{KvGroups, ModelConfigLike, Retention};
 
 use check::in_range;
 pub(super) use check::positive;
+pub use ffn::{DenseConfig, ExpertsConfig, FfnConfig, SharedConfig};
 pub use latent::LatentConfig;
-pub use recurrent::{DeltaLayout, RecurrentConfig};
+pub use recurrent::{DeltaLayout, MambaScales, RecurrentConfig};
 
 use super::rope::{RopeConfig, RopeRows};
 use crate::EngineError;
@@ -107,9 +107,11 @@ pub struct NormConfig {
 /// A layer: attention, then a feed-forward network, both added to the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerConfig {
-    /// What mixes tokens.
+    /// What mixes tokens, where it does.
     pub attention: AttentionConfig,
-    /// What mixes them in place of attention, which then means nothing.
+    /// Attention mixes tokens; else what is said of it means nothing.
+    pub has_attention: bool,
+    /// This mixes them: in place of attention, beside it, both of the same rows, or nothing else does.
     pub recurrent: Option<RecurrentConfig>,
     /// Attention looks at the vectors of images, and both parts are multiplied by the tanh of a weight; rows that see no image
     /// pass the layer by.
@@ -122,9 +124,27 @@ pub struct LayerConfig {
     /// attention.
     pub is_parallel: bool,
     /// Multiplied into what is added to the residual stream.
-    pub residual_scale: f32,
+    pub residual_scales: ResidualScales,
     /// The residual stream behind it is multiplied by a weight of the checkpoint.
     pub has_output_scale: bool,
+}
+
+/// What parts of a layer are multiplied by before they are added to the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ResidualScales {
+    /// Attention.
+    pub attention: f32,
+    /// A layer's state.
+    pub recurrent: f32,
+    /// The feed-forward network.
+    pub ffn: f32,
+}
+
+impl ResidualScales {
+    /// The same for all.
+    pub const fn all(scale: f32) -> Self {
+        Self { attention: scale, recurrent: scale, ffn: scale }
+    }
 }
 
 /// Which norms a layer has, around its attention as around its feed-forward network.
@@ -196,65 +216,6 @@ pub enum QkNorm {
     Unweighted(f32),
 }
 
-/// A feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum FfnConfig {
-    /// All tokens pass all of it.
-    Dense(DenseConfig),
-    /// A mixture of experts.
-    Experts(ExpertsConfig),
-}
-
-/// A mixture of experts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ExpertsConfig {
-    /// Experts of the layer.
-    pub num_experts: usize,
-    /// Columns of an expert's activation.
-    pub intermediate_size: usize,
-    /// How many a token passes, and which.
-    pub rule: RoutingRule,
-    /// Of all experts.
-    pub activation: ExpertActivation,
-    /// The router must have a bias; else it may.
-    pub router_bias: bool,
-    /// The choice has a correction.
-    pub has_correction: bool,
-    /// The experts' matrices must have biases; else they may.
-    pub bias: bool,
-    /// Weights multiply what goes into an expert.
-    pub scales_input: bool,
-    /// An expert that every token passes.
-    pub shared: Option<SharedConfig>,
-    /// Each expert's weight is multiplied by one of the checkpoint, and router, experts and shared expert have norms of their own
-    /// (Gemma 4).
-    pub has_own_norms: bool,
-}
-
-/// An expert that every token passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SharedConfig {
-    /// Columns of its activation.
-    pub intermediate_size: usize,
-    /// It has a weight for each token.
-    pub is_weighted: bool,
-}
-
-/// A feed-forward network of two or three matrices.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DenseConfig {
-    /// Columns of the activation.
-    pub intermediate_size: usize,
-    /// `activation(gate) * up`; else `activation(up)`.
-    pub is_gated: bool,
-    /// Of the gate, or of up. The numbers of an xIELU that has none but zeros are weights of the layer.
-    pub activation: Activation,
-    /// Its matrices must have biases; else they may.
-    pub bias: bool,
-    /// Of the gate only what is so many standard deviations above the mean of its row passes, less that.
-    pub cutoff: Option<f32>,
-}
-
 impl Default for DecoderConfig {
     fn default() -> Self {
         Self {
@@ -319,98 +280,31 @@ impl LayerConfig {
         };
         Self {
             attention,
+            has_attention: true,
             recurrent: None,
             is_cross: false,
             ffn: FfnConfig::Dense(DenseConfig { intermediate_size, is_gated: true, activation, bias: false, cutoff: None }),
             norms: Norms::Before,
             is_parallel: false,
-            residual_scale: 1.0,
+            residual_scales: ResidualScales::all(1.0),
             has_output_scale: false,
         }
     }
 
+    /// Whether anything mixes tokens; else the feed-forward network is all of it, behind the layer's first norm.
+    pub(crate) fn mixes(&self) -> bool {
+        self.has_attention || self.is_cross || self.recurrent.is_some()
+    }
+
     /// Whether it has keys and values of tokens.
     pub(crate) fn has_kv(&self) -> bool {
-        self.recurrent.is_none() && !self.is_cross
+        self.has_attention && !self.is_cross
     }
 
     /// Whether all its matrices must have biases.
     pub(crate) fn set_biases(&mut self, bias: bool) {
         (self.attention.qkv_bias, self.attention.output_bias) = (bias, bias);
         self.ffn.set_dense(|dense| dense.bias = bias);
-    }
-}
-
-impl ExpertsConfig {
-    /// So many experts, of which a token passes so many, each of that width and gated by SiLU.
-    pub(crate) fn new([num_experts, num_chosen, intermediate_size]: [usize; 3], score: RouterScore) -> Self {
-        Self {
-            num_experts,
-            intermediate_size,
-            rule: RoutingRule { num_chosen, score, groups: None, normalize: None, scale: 1.0 },
-            activation: ExpertActivation::Gated(Activation::Silu),
-            router_bias: false,
-            has_correction: false,
-            bias: false,
-            scales_input: false,
-            shared: None,
-            has_own_norms: false,
-        }
-    }
-
-    /// Chosen by this of the router's logits.
-    #[must_use]
-    pub(crate) const fn scored(mut self, score: RouterScore) -> Self {
-        self.rule.score = score;
-        self
-    }
-
-    /// With weights that add up to one.
-    #[must_use]
-    pub(crate) const fn normalized(mut self, is_normalized: bool) -> Self {
-        self.rule.normalize = if is_normalized { Some(0.0) } else { None };
-        self
-    }
-}
-
-impl FfnConfig {
-    /// Changes a network that is dense.
-    pub(crate) fn set_dense(&mut self, set: impl FnOnce(&mut DenseConfig)) {
-        if let Self::Dense(dense) = self {
-            set(dense);
-        }
-    }
-
-    /// Columns of the widest activation.
-    pub(crate) fn intermediate_size(&self) -> usize {
-        match self {
-            Self::Dense(dense) => dense.intermediate_size,
-            Self::Experts(experts) => experts.shared.map_or(0, |shared| shared.intermediate_size).max(experts.intermediate_size),
-        }
-    }
-
-    /// Whether it has a gate.
-    pub(crate) fn is_gated(&self) -> bool {
-        match self {
-            Self::Dense(dense) => dense.is_gated,
-            Self::Experts(_) => true,
-        }
-    }
-
-    /// Its experts; 0 where all tokens pass all of it.
-    pub(crate) fn num_experts(&self) -> usize {
-        match self {
-            Self::Dense(_) => 0,
-            Self::Experts(experts) => experts.num_experts,
-        }
-    }
-
-    /// Those that a token passes.
-    pub(crate) fn num_chosen_experts(&self) -> usize {
-        match self {
-            Self::Dense(_) => 0,
-            Self::Experts(experts) => experts.rule.num_chosen,
-        }
     }
 }
 
@@ -571,7 +465,8 @@ impl DecoderConfig {
     #[must_use]
     pub(crate) fn with_recurrent(mut self, recurrent: RecurrentConfig, is_recurrent: impl Fn(usize) -> bool) -> Self {
         for (index, layer) in self.layers.iter_mut().enumerate() {
-            layer.recurrent = is_recurrent(index).then_some(recurrent);
+            layer.has_attention = !is_recurrent(index);
+            layer.recurrent = (!layer.has_attention).then_some(recurrent);
         }
         self
     }

@@ -10,7 +10,7 @@ use device::{
 use super::{
     altup::{AltUp, StreamTensors, Streams},
     attention::Attention,
-    config::{DecoderConfig, ExpertsConfig, FfnConfig, LayerConfig, Norms},
+    config::{DecoderConfig, ExpertsConfig, FfnConfig, LayerConfig, Norms, ResidualScales},
     cross::{self, CrossAttention, SeenRows, SeenStep},
     dense::Dense,
     experts::Mixture,
@@ -51,15 +51,16 @@ pub(crate) struct Head {
 }
 
 struct Layer {
-    mixer: Mixer,
-    ffn: Ffn,
+    /// None, one, or attention and a state beside it, each with what it is multiplied by before it is added.
+    mixers: Vec<(Mixer, f32)>,
+    ffn: Option<Ffn>,
     attn_norm: Option<Norm>,
     post_attn_norm: Option<Norm>,
     ffn_norm: Option<Norm>,
     post_ffn_norm: Option<Norm>,
     is_parallel: bool,
-    /// Of attention and of the feed-forward network.
-    residual_scales: [f32; 2],
+    /// What the feed-forward network is multiplied by before it is added.
+    ffn_scale: f32,
     input: Option<LayerInput>,
     /// Of a model with several residual streams.
     altup: Option<AltUp>,
@@ -83,30 +84,44 @@ enum Ffn {
 }
 
 impl Mixer {
-    fn new(weights: &mut dyn Weights, model: &DecoderConfig, config: &LayerConfig, layer: usize) -> Result<Self, EngineError> {
+    /// Those of a layer, with what each is multiplied by; `of_attention` is that of the first.
+    fn all(
+        weights: &mut dyn Weights,
+        model: &DecoderConfig,
+        config: &LayerConfig,
+        layer: usize,
+        of_attention: f32,
+    ) -> Result<Vec<(Self, f32)>, EngineError> {
         let (attention, hidden) = (&config.attention, model.hidden_size);
+        let mut mixers = Vec::new();
         if config.is_cross {
             let number = model.layers[..layer].iter().filter(|layer| layer.is_cross).count();
-            return Ok(Self::Cross(CrossAttention::new(weights, attention, (layer, number), hidden)?));
+            let cross = CrossAttention::new(weights, attention, (layer, number), hidden)?;
+            mixers.push((Self::Cross(cross), of_attention));
+        } else if config.has_attention {
+            let attention = match &attention.latent {
+                None => Self::Attention(Attention::new(weights, attention, layer, hidden)?),
+                Some(latent) => Self::Latent(Latent::new(weights, attention, latent, layer, hidden)?),
+            };
+            mixers.push((attention, of_attention));
         }
         if let Some(recurrent) = &config.recurrent {
-            return Ok(Self::Recurrent(RecurrentMixer::new(weights, recurrent, layer, hidden)?));
+            let mixer = RecurrentMixer::new(weights, (recurrent, config.has_attention), layer, hidden)?;
+            mixers.push((Self::Recurrent(mixer), config.residual_scales.recurrent));
         }
-        Ok(match &attention.latent {
-            None => Self::Attention(Attention::new(weights, attention, layer, hidden)?),
-            Some(latent) => Self::Latent(Latent::new(weights, attention, latent, layer, hidden)?),
-        })
+        Ok(mixers)
     }
 
     fn buffers(config: &LayerConfig, hidden: usize) -> Buffers<usize> {
         let attention = &config.attention;
-        if let Some(recurrent) = &config.recurrent {
-            return RecurrentMixer::buffers(recurrent, hidden);
-        }
-        if config.is_cross {
-            return CrossAttention::buffers(attention);
-        }
-        attention.latent.as_ref().map_or_else(|| Attention::buffers(attention), |latent| Latent::buffers(attention, latent))
+        let of_attention = match &attention.latent {
+            _ if config.is_cross => CrossAttention::buffers(attention),
+            _ if !config.has_attention => [0; 6],
+            None => Attention::buffers(attention),
+            Some(latent) => Latent::buffers(attention, latent),
+        };
+        let of_state = config.recurrent.as_ref().map(|it| RecurrentMixer::buffers(it, config.has_attention, hidden));
+        widest(of_attention, of_state.unwrap_or_default())
     }
 
     fn open(&self, norm: Option<&Norm>, cx: &mut Context<'_>) {
@@ -135,22 +150,29 @@ impl Layer {
             |is_there: bool, role| is_there.then(|| weights.norm(WeightId::layer(layer, role), [1, hidden])).transpose();
         let (before, after) = (config.norms != Norms::After, config.norms != Norms::Before);
         let attn_norm = norm(before, Role::AttnNorm)?;
+        let post_attn_norm = norm(after, Role::PostAttnNorm)?;
+        let ffn_norm = match config.ffn {
+            FfnConfig::Nothing => None,
+            _ if config.is_parallel || !config.mixes() => attn_norm.clone(),
+            FfnConfig::Experts(ExpertsConfig { has_own_norms: true, .. }) => norm(before, Role::ExpertNorm)?,
+            _ => norm(before, Role::FfnNorm)?,
+        };
+        let post_ffn_norm = norm(after, Role::PostFfnNorm)?;
+        let ResidualScales { attention, ffn, .. } = config.residual_scales;
+        let [of_attention, ffn_scale] = if config.is_cross { CrossAttention::gates(weights, layer)? } else { [attention, ffn] };
         Ok(Self {
-            post_attn_norm: norm(after, Role::PostAttnNorm)?,
-            ffn_norm: match config.ffn {
-                _ if config.is_parallel => attn_norm.clone(),
-                FfnConfig::Experts(ExpertsConfig { has_own_norms: true, .. }) => norm(before, Role::ExpertNorm)?,
-                _ => norm(before, Role::FfnNorm)?,
-            },
-            post_ffn_norm: norm(after, Role::PostFfnNorm)?,
             attn_norm,
-            mixer: Mixer::new(weights, model, config, layer)?,
+            post_attn_norm,
+            ffn_norm,
+            post_ffn_norm,
+            mixers: Mixer::all(weights, model, config, layer, of_attention)?,
             ffn: match &config.ffn {
-                FfnConfig::Dense(config) => Ffn::Dense(Dense::new(weights, config, layer, hidden)?),
-                FfnConfig::Experts(config) => Ffn::Mixture(Box::new(Mixture::new(weights, config, layer, hidden)?)),
+                FfnConfig::Dense(config) => Some(Ffn::Dense(Dense::new(weights, config, layer, hidden)?)),
+                FfnConfig::Experts(config) => Some(Ffn::Mixture(Box::new(Mixture::new(weights, config, layer, hidden)?))),
+                FfnConfig::Nothing => None,
             },
             is_parallel: config.is_parallel,
-            residual_scales: if config.is_cross { CrossAttention::gates(weights, layer)? } else { [config.residual_scale; 2] },
+            ffn_scale,
             input: model.layer_inputs.map(|config| LayerInput::new(weights, &config, layer, hidden)).transpose()?,
             altup: model.streams.map(|config| AltUp::new(weights, &config, layer, hidden)).transpose()?,
             output_scale: if config.has_output_scale {
@@ -170,30 +192,36 @@ impl Layer {
         if let Some(altup) = &self.altup {
             altup.predict(cx);
         }
-        self.mixer.open(self.attn_norm.as_ref(), cx);
+        for (mixer, _) in &self.mixers {
+            mixer.open(self.attn_norm.as_ref(), cx);
+        }
         if let Some(altup) = &self.altup {
             altup.branch(self.attn_norm.as_ref(), cx);
         }
-        if let (true, Ffn::Dense(dense)) = (self.is_parallel, &self.ffn) {
+        if let (true, Some(Ffn::Dense(dense))) = (self.is_parallel, &self.ffn) {
             dense.open(self.ffn_norm.as_ref(), cx);
         }
-        let [of_mixer, of_ffn] = self.residual_scales;
         let add = |(x, linear): (&Tensor, &Linear), post_norm: &Option<Norm>, scale: f32, residual: &mut Tensor| {
             let args = ResidualArgs { x, linear, post_norm: post_norm.as_ref(), scale, residual };
             backend.linear_residual(args, step);
         };
-        add(self.mixer.output(cx.buffers), &self.post_attn_norm, of_mixer, cx.hidden);
+        for (mixer, scale) in &self.mixers {
+            add(mixer.output(cx.buffers), &self.post_attn_norm, *scale, cx.hidden);
+        }
         if self.altup.is_some() {
             AltUp::add_branch(cx);
         }
         match &self.ffn {
-            Ffn::Dense(dense) => {
+            Some(Ffn::Dense(dense)) => {
                 if !self.is_parallel {
                     dense.open(self.ffn_norm.as_ref(), cx);
                 }
-                add(dense.output(cx.buffers), &self.post_ffn_norm, of_ffn, cx.hidden);
+                add(dense.output(cx.buffers), &self.post_ffn_norm, self.ffn_scale, cx.hidden);
             }
-            Ffn::Mixture(mixture) => mixture.run(self.ffn_norm.as_ref(), self.post_ffn_norm.as_ref(), of_ffn, cx),
+            Some(Ffn::Mixture(mixture)) => {
+                mixture.run(self.ffn_norm.as_ref(), self.post_ffn_norm.as_ref(), self.ffn_scale, cx);
+            }
+            None => {}
         }
         if let Some(altup) = &self.altup {
             altup.correct(cx);
@@ -343,7 +371,7 @@ fn columns(model: &DecoderConfig, layer: &LayerConfig) -> Buffers<usize> {
     let of_ffn = match &layer.ffn {
         FfnConfig::Dense(config) => Dense::buffers(config),
         // The backend keeps what it needs.
-        FfnConfig::Experts(_) => [0; 6],
+        FfnConfig::Experts(_) | FfnConfig::Nothing => [0; 6],
     };
     let of_mixer = Mixer::buffers(layer, model.hidden_size);
     let of_input = model.layer_inputs.as_ref().map_or([0; 6], LayerInput::buffers);
@@ -351,9 +379,12 @@ fn columns(model: &DecoderConfig, layer: &LayerConfig) -> Buffers<usize> {
     array::from_fn(|i| [of_mixer[i], of_ffn[i], of_input[i], of_streams[i]].into_iter().max().unwrap_or(0))
 }
 
+fn widest(a: Buffers<usize>, b: Buffers<usize>) -> Buffers<usize> {
+    array::from_fn(|i| a[i].max(b[i]))
+}
+
 /// The same, wide enough for all layers.
 fn buffers(config: &DecoderConfig) -> Buffers<usize> {
-    let widest = |a: Buffers<usize>, b: Buffers<usize>| array::from_fn(|i| a[i].max(b[i]));
     config.layers.iter().map(|layer| columns(config, layer)).fold([0; 6], widest)
 }
 
@@ -471,7 +502,7 @@ impl Decoder {
             streams.split(run.backend, &a.hidden, tensors, step);
         }
         for (index, layer) in self.layers.iter().enumerate() {
-            if let Mixer::Cross(_) = layer.mixer {
+            if let [(Mixer::Cross(_), _)] = layer.mixers[..] {
                 if let Some(seen) = &seen {
                     layer.look(run, a, seen, step);
                 }
@@ -496,7 +527,7 @@ impl Decoder {
     /// # Errors
     /// Those of a device that has no memory for it.
     pub(crate) fn keep(&self, backend: &dyn Backend, vectors: &[f32], spec: &KvCacheSpec) -> Result<CacheEngine, EngineError> {
-        let layers = self.layers.iter().filter_map(|layer| match &layer.mixer {
+        let layers = self.layers.iter().flat_map(|layer| &layer.mixers).filter_map(|(mixer, _)| match mixer {
             Mixer::Cross(cross) => Some(cross),
             _ => None,
         });

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::{Expert, ExpertArgs, Experts, Norm, PartNorms, SharedExpert};
+use device::{Expert, ExpertArgs, Experts, LatentSpace, Norm, PartNorms, SharedExpert};
 
 use super::{
     config::{ExpertsConfig, SharedConfig},
@@ -34,12 +34,28 @@ impl Mixture {
         let num_experts = config.num_experts;
         let router = Matrix::new(id(Role::Router), [num_experts, hidden], config.router_bias).exact();
         let correction = config.has_correction.then(|| weights.vector(id(Role::RouterCorrection), num_experts));
+        let latent = match config.latent_size {
+            None => None,
+            Some(size) => Some(LatentSpace {
+                down: weights.linear(&Matrix::new(id(Role::LatentDown), [size, hidden], false))?,
+                up: weights.linear(&Matrix::new(id(Role::LatentUp), [hidden, size], false))?,
+            }),
+        };
         let mut network = |[gate, up, gate_up, down]: Roles, width: usize, expert: Option<ExpertIndex>| {
             let bias = config.bias && expert.is_some();
-            let both = Matrix::fused(id(gate_up), [(gate, width), (up, width)], hidden, bias);
-            let [gate, up] = both.map(|matrix| matrix.of_expert(expert));
-            let down = Matrix::new(id(down), [hidden, width], bias).of_expert(expert);
-            Ok::<_, EngineError>(Expert { gate: weights.linear(&gate)?, up: weights.linear(&up)?, down: weights.linear(&down)? })
+            let cols = config.latent_size.filter(|_| expert.is_some()).unwrap_or(hidden);
+            let (gate, up) = if config.is_gated() {
+                let [gate, up] = Matrix::fused(id(gate_up), [(gate, width), (up, width)], cols, bias);
+                (Some(gate.of_expert(expert)), up)
+            } else {
+                (None, Matrix::new(id(up), [width, cols], bias))
+            };
+            let down = Matrix::new(id(down), [cols, width], bias).of_expert(expert);
+            Ok::<_, EngineError>(Expert {
+                gate: gate.map(|gate| weights.linear(&gate)).transpose()?,
+                up: weights.linear(&up.of_expert(expert))?,
+                down: weights.linear(&down)?,
+            })
         };
         let expert = |index| network(EXPERT, config.intermediate_size, Some(ExpertIndex { index, count: num_experts }));
         let experts = (0..num_experts).map(expert).collect::<Result<_, _>>()?;
@@ -62,6 +78,7 @@ impl Mixture {
             shared,
             scales: config.has_own_norms.then(|| weights.vector(id(Role::ExpertScales), num_experts)).transpose()?,
             norms: config.has_own_norms.then(|| part_norms(weights, layer, hidden)).transpose()?,
+            latent,
         };
         Ok(Self { experts })
     }

@@ -10,7 +10,9 @@ use super::{
     rope::{RopeConfig, RopeScaling},
 };
 use crate::{
-    EngineError, keys,
+    EngineError,
+    json::PYTHON_FLOAT,
+    keys,
     weights::{Metadata, MetadataValue, Role, WeightId, WeightSource, hub::HubFormat},
 };
 
@@ -208,6 +210,25 @@ impl HfFields<'_> {
             list.iter().map(flag).collect::<Option<Vec<_>>>()
         })?;
         Ok(flags.filter(|flags| !flags.is_empty()))
+    }
+
+    /// So many numbers.
+    pub fn some_numbers<const N: usize>(&self, key: &str) -> Result<Option<[f32; N]>, EngineError> {
+        self.typed(key, &format!("a list of {N} finite numbers"), |v| {
+            let list = v.as_array()?.iter().map(|n| n.as_f64().map(|n| n as f32).filter(|n| n.is_finite()));
+            list.collect::<Option<Vec<_>>>()?.try_into().ok()
+        })
+    }
+
+    /// A least and a largest number, which may be infinite.
+    pub fn range(&self, key: &str) -> Result<Option<[f32; 2]>, EngineError> {
+        let number = |v: &Value| match v.get(PYTHON_FLOAT).unwrap_or(v) {
+            Value::String(text) if text == "Infinity" => Some(f32::INFINITY),
+            number => number.as_f64().map(|n| n as f32),
+        };
+        self.typed(key, "a list of two numbers, the least first", |v| {
+            v.as_array()?.iter().map(number).collect::<Option<Vec<_>>>()?.try_into().ok()
+        })
     }
 
     fn numbers(&self, key: &str) -> Result<Option<Vec<f32>>, EngineError> {

@@ -1,5 +1,7 @@
 //! Layers that keep a state of fixed size a request.
 
+use std::sync::Arc;
+
 use device::{Constant, Conv, GatedDelta, Linear, Mamba2, Norm, NormKind, Recurrent, RecurrentArgs, ShortConv, Tensor};
 
 use super::{
@@ -14,12 +16,14 @@ use crate::{
 pub(crate) struct RecurrentMixer {
     weights: Recurrent,
     output: Linear,
+    /// Which buffer has what it gives.
+    out: usize,
 }
 
 impl RecurrentMixer {
     pub(crate) fn new(
         weights: &mut dyn Weights,
-        config: &RecurrentConfig,
+        (config, is_beside): (&RecurrentConfig, bool),
         layer: usize,
         hidden: usize,
     ) -> Result<Self, EngineError> {
@@ -30,17 +34,20 @@ impl RecurrentMixer {
             RecurrentConfig::Mamba2 { .. } => Recurrent::Mamba2(parts.mamba2(config)?),
             RecurrentConfig::GatedDelta { .. } => Recurrent::GatedDelta(parts.gated_delta(config)?),
         };
-        let output = Matrix::new(WeightId::layer(layer, Role::MixOutput), [hidden, width], false);
-        Ok(Self { weights: recurrent, output: weights.linear(&output)? })
+        let has_bias = matches!(config, RecurrentConfig::Mamba2 { proj_bias: true, .. });
+        let output = Matrix::new(WeightId::layer(layer, Role::MixOutput), [hidden, width], has_bias);
+        Ok(Self { weights: recurrent, output: weights.linear(&output)?, out: place(is_beside) })
     }
 
-    pub(crate) fn buffers(config: &RecurrentConfig, hidden: usize) -> Buffers<usize> {
-        [0, 0, 0, config.width(hidden), 0, 0]
+    pub(crate) fn buffers(config: &RecurrentConfig, is_beside: bool, hidden: usize) -> Buffers<usize> {
+        let mut buffers = [0; 6];
+        buffers[place(is_beside)] = config.width(hidden);
+        buffers
     }
 
     /// All phases that read the hidden state, normalized if there is a norm.
     pub(crate) fn open(&self, norm: Option<&Norm>, cx: &mut Context<'_>) {
-        let [_, _, _, out, ..] = &mut *cx.buffers;
+        let out = &mut cx.buffers[self.out];
         let states = cx.run.states.expect("states were made for a model with recurrent layers");
         let phases = cx.run.backend.recurrent_phases().expect("the plan was refused where nothing computes recurrent layers");
         let args = RecurrentArgs { hidden: cx.hidden, norm, weights: &self.weights, states, layer: cx.layer, out };
@@ -48,9 +55,14 @@ impl RecurrentMixer {
     }
 
     /// What is added to the hidden state: a product.
-    pub(crate) fn output<'a>(&'a self, [_, _, _, out, ..]: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
-        (out, &self.output)
+    pub(crate) fn output<'a>(&'a self, buffers: &'a Buffers<Tensor>) -> (&'a Tensor, &'a Linear) {
+        (&buffers[self.out], &self.output)
     }
+}
+
+/// The buffer of what attention gives, or beside attention that of its gate, which it lacks then.
+const fn place(is_beside: bool) -> usize {
+    if is_beside { 4 } else { 3 }
 }
 
 /// Asks for the weights of one layer.
@@ -110,14 +122,30 @@ impl Parts<'_> {
     }
 
     fn mamba2(&mut self, config: &RecurrentConfig) -> Result<Mamba2, EngineError> {
-        let RecurrentConfig::Mamba2 { num_heads, num_groups, state_dim, kernel, conv_bias, eps, .. } = *config else {
+        let RecurrentConfig::Mamba2 {
+            num_heads,
+            num_groups,
+            state_dim,
+            kernel,
+            conv_bias,
+            proj_bias,
+            eps,
+            gates_first,
+            limits,
+            scales,
+            ..
+        } = *config
+        else {
             return Err(EngineError::Internal("a Mamba-2 layer of another kind".into()));
         };
         let width = config.width(self.hidden);
         let channels = width + 2 * num_groups * state_dim;
         let parts = [(Role::MambaZ, width), (Role::MambaXbc, channels), (Role::MambaDt, num_heads)];
-        let [z, xbc, dt] = self.linears(Matrix::fused(self.id(Role::MixInput), parts, self.hidden, false))?;
-        let [conv] = self.convs(kernel, [channels], conv_bias)?;
+        let [z, xbc, dt] = self.linears(Matrix::fused(self.id(Role::MixInput), parts, self.hidden, proj_bias))?;
+        let [mut conv] = self.convs(kernel, [channels], conv_bias)?;
+        let of_state = num_groups * state_dim;
+        let of_channels = [(scales.x, width), (scales.b, of_state), (scales.c, of_state)];
+        scale_channels(&mut conv.weight, &of_channels);
         Ok(Mamba2 {
             z,
             xbc,
@@ -126,11 +154,13 @@ impl Parts<'_> {
             dt_bias: self.weights.values(self.id(Role::MixDtBias), num_heads)?,
             a: self.weights.values(self.id(Role::MixDecay), num_heads)?,
             d: self.weights.values(self.id(Role::MambaD), num_heads)?,
-            norm: self.norm(width, eps)?,
+            norm: eps.map(|eps| self.norm(width, eps)).transpose()?,
+            gates_first,
+            scales: [scales.z, scales.dt],
             num_heads,
             num_groups,
             state_dim,
-            dt_limits: [0.0, f32::INFINITY],
+            dt_limits: limits,
         })
     }
 
@@ -175,5 +205,16 @@ impl Parts<'_> {
             num_value_heads,
             is_grouped: layout != DeltaLayout::Tiled,
         })
+    }
+}
+
+/// Multiplies the weights of a convolution, `[kernel, num_channels]`, by the scales of its channels, so many of each.
+fn scale_channels(weight: &mut Constant, of_channels: &[(f32, usize)]) {
+    if of_channels.iter().all(|(scale, _)| *scale == 1.0) {
+        return;
+    }
+    let scales: Vec<f32> = of_channels.iter().flat_map(|(scale, count)| std::iter::repeat_n(*scale, *count)).collect();
+    for (value, scale) in Arc::make_mut(weight).iter_mut().zip(scales.iter().cycle()) {
+        *value *= scale;
     }
 }

@@ -196,7 +196,7 @@ fn latent(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
     }
     let experts = config.layers.iter().find_map(|layer| match layer.ffn {
         FfnConfig::Experts(experts) => Some(experts),
-        FfnConfig::Dense(_) => None,
+        FfnConfig::Dense(_) | FfnConfig::Nothing => None,
     });
     if let Some(experts) = experts.filter(|experts| experts.rule.groups.is_none()) {
         entries.extend([("expert_group_count", Value::U32(1)), ("expert_group_used_count", Value::U32(1))]);
@@ -248,7 +248,7 @@ fn stablelm(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
 
 fn granite(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
     let of_layers = first(config).into_iter().flat_map(|layer| {
-        [("attention.scale", Value::F32(layer.attention.scale)), ("residual_scale", Value::F32(layer.residual_scale))]
+        [("attention.scale", Value::F32(layer.attention.scale)), ("residual_scale", Value::F32(layer.residual_scales.ffn))]
     });
     // Logits are divided.
     let of_model =

@@ -66,7 +66,7 @@ fn metadata(
     let first = config.layers.first().ok_or_else(|| EngineError::Load("a model without layers".into()))?;
     let experts = config.layers.iter().enumerate().find_map(|(index, layer)| match &layer.ffn {
         FfnConfig::Experts(experts) => Some((index, experts)),
-        FfnConfig::Dense(_) => None,
+        FfnConfig::Dense(_) | FfnConfig::Nothing => None,
     });
     let dense = config.layers.iter().find(|layer| layer.ffn.num_experts() == 0).map(|layer| layer.ffn.intermediate_size());
     let width = dense.or(experts.map(|(_, experts)| experts.intermediate_size)).unwrap_or(0);

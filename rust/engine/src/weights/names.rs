@@ -93,6 +93,10 @@ pub enum Role {
     /// Rows of an expert's gate, then of its up.
     ExpertGateUp,
     ExpertDown,
+    /// `[latent_size, hidden_size]`: into the space that experts work in, where that is one of their own.
+    LatentDown,
+    /// `[hidden_size, latent_size]`: out of it.
+    LatentUp,
     SharedGate,
     SharedUp,
     SharedGateUp,
@@ -258,6 +262,8 @@ impl Role {
             Self::ExpertUp => ("ffn_up_exps", "mlp.experts.*.up_proj"),
             Self::ExpertGateUp => ("ffn_gate_up_exps", "mlp.experts.*.gate_up_proj"),
             Self::ExpertDown => ("ffn_down_exps", "mlp.experts.*.down_proj"),
+            Self::LatentDown => ("ffn_latent_down", "mlp.fc1_latent_proj"),
+            Self::LatentUp => ("ffn_latent_up", "mlp.fc2_latent_proj"),
             Self::SharedGate => ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
             Self::SharedUp => ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
             Self::SharedGateUp => ("ffn_gate_up_shexp", "mlp.shared_experts.gate_up_proj"),
@@ -337,12 +343,14 @@ impl Default for ModelPlace {
 
 impl ModelPlace {
     /// All that are known.
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self { model: "model.", others: "" },
         Self { model: "model.language_model.", others: "" },
         Self { model: "model.text_model.", others: "" },
         Self { model: "language_model.model.", others: "language_model." },
         Self { model: "model.language_model.model.", others: "model.language_model." },
+        // Mamba and Nemotron-H.
+        Self { model: "backbone.", others: "" },
         // Without what gives logits.
         Self { model: "", others: "" },
     ];

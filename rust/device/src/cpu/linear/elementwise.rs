@@ -172,9 +172,9 @@ pub fn activate(activation: Activation, values: &mut [f32]) {
                 *v *= sigmoid(*v);
             }
         }
-        Activation::QuickGelu => {
+        Activation::Swish(beta) => {
             for v in values {
-                *v *= sigmoid(1.702 * *v);
+                *v *= sigmoid(beta * *v);
             }
         }
         // 0.5 * (1 + tanh(u)) = sigmoid(2 u), with u = sqrt(2 / pi) * (x + 0.044715 x^3).

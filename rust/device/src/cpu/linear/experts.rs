@@ -12,8 +12,8 @@ use super::{
     phases::{LinearContext, LinearScratch},
 };
 use crate::{
-    AdapterRows, Expert, ExpertActivation, ExpertArgs, Experts, GateUpArgs, Linear, Norm, Projection, SharedExpert, Tensor,
-    WorkspaceShape,
+    AdapterRows, Expert, ExpertActivation, ExpertArgs, Experts, GateUpArgs, LatentSpace, Linear, Norm, Projection, SharedExpert,
+    Tensor, WorkspaceShape,
 };
 
 /// Buffers of the phase; they grow to the largest step seen and are then reused.
@@ -35,6 +35,8 @@ pub struct ExpertScratch {
     output: Buffer,
     /// `[rows, hidden_size]`.
     sum: Buffer,
+    /// Of experts that work in a space of their own, `[rows, latent_size]`: what they are given, their sum; and `output`.
+    latent: [Buffer; 3],
     slots: Vec<Slot>,
     /// Rows of some slots and the slots' places, in this order.
     by_row: Vec<(usize, usize)>,
@@ -61,10 +63,11 @@ pub fn workspace_bytes(shape: &WorkspaceShape) -> u64 {
     if shape.num_experts == 0 {
         return 0;
     }
-    let WorkspaceShape { num_tokens, hidden_size, intermediate_size, num_experts, .. } = *shape;
+    let WorkspaceShape { num_tokens, hidden_size, intermediate_size, num_experts, expert_latent_size, .. } = *shape;
     // Rows of several experts in what goes into them, what is within, and what comes out.
     let num_slots = num_tokens.max(grouped_rows(shape));
-    let floats = num_slots * (2 * hidden_size + intermediate_size) + num_tokens * (2 * hidden_size + num_experts);
+    let floats = num_slots * (2 * hidden_size + intermediate_size + expert_latent_size)
+        + num_tokens * (2 * (hidden_size + expert_latent_size) + num_experts);
     (floats * size_of::<f32>()) as u64
 }
 
@@ -76,7 +79,7 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
     let context = context.checked();
     let ExpertArgs { hidden, norm, experts, post_norm, scale } = args;
     let (rows, cols) = (hidden.rows(), hidden.cols());
-    let ExpertScratch { normed, logits, shared, input, hidden: inner, up, output, sum, slots, by_row } = scratch;
+    let ExpertScratch { normed, logits, shared, input, hidden: inner, up, output, sum, latent, slots, by_row } = scratch;
     let normed = normed.rows(rows, cols);
     norm_rows(context, norm, hidden, normed);
     let normed = &*normed;
@@ -89,24 +92,34 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
     product(linear, for_router.unwrap_or(normed), &experts.router, logits);
     route(context, experts, logits, slots);
     let sum = sum.rows(rows, cols);
-    sum.as_mut_slice().fill(0.0);
+    let [within, sum_within, output_within] = latent;
+    let (x, given) = match &experts.latent {
+        Some(LatentSpace { down, .. }) => {
+            let within = within.rows(rows, down.out_features);
+            product(linear, normed, down, within);
+            (&*within, sum_within.rows(rows, down.out_features))
+        }
+        None => (normed, &mut *sum),
+    };
+    given.as_mut_slice().fill(0.0);
 
     let mut rest = &slots[..];
     while !rest.is_empty() {
         let groups = next_groups(rest, experts, context.adapters);
         let (slots, behind) = rest.split_at(groups.last().map_or(rest.len(), |group| group.rows.end));
         rest = behind;
-        let input = input.rows(slots.len(), cols);
-        write_rows(context, input, &|place, x| {
+        let input = input.rows(slots.len(), x.cols());
+        write_rows(context, input, &|place, own| {
             let Slot { row, weight, .. } = slots[place];
-            x.copy_from_slice(normed.row(row));
+            own.copy_from_slice(x.row(row));
             if experts.scales_input {
-                for x in x {
+                for x in own {
                     *x *= weight;
                 }
             }
         });
-        let output = output.rows(slots.len(), cols);
+        let output = if experts.latent.is_some() { &mut *output_within } else { &mut *output };
+        let output = output.rows(slots.len(), x.cols());
         if let [Group { expert, .. }] = groups[..] {
             let adapters = AdapterRows::of_chosen(context.adapters, &slots.iter().map(|slot| slot.row as u32));
             let context = LinearContext { adapters: &adapters, ..context };
@@ -116,7 +129,10 @@ pub fn experts(context: LinearContext<'_>, linear: &mut LinearScratch, scratch: 
             grouped::gate_up(context, linear, &groups, input, experts.activation, inner);
             grouped::down(context, linear, &groups, inner, output);
         }
-        add_slots(context, (slots, by_row), experts.scales_input, output, sum);
+        add_slots(context, (slots, by_row), experts.scales_input, output, given);
+    }
+    if let Some(LatentSpace { up, .. }) = &experts.latent {
+        product(linear, sum_within.rows(rows, up.in_features), up, sum);
     }
     if let Some(norms) = norms {
         normalize(context, &norms.sum, sum, output);
@@ -193,17 +209,14 @@ fn network(
     let width = expert.up.out_features;
     let out = inner.rows(x.rows(), width);
     match activation {
-        ExpertActivation::Gated(activation) => {
-            gate_up(
-                context,
-                scratch,
-                GateUpArgs { x, norm: None, gate: Some(&expert.gate), up: &expert.up, activation, out, next: None },
-            );
+        ExpertActivation::Gated(activation) | ExpertActivation::Plain(activation) => {
+            let gate = expert.gate.as_ref();
+            gate_up(context, scratch, GateUpArgs { x, norm: None, gate, up: &expert.up, activation, out, next: None });
         }
         ExpertActivation::Clamped { alpha, limit } => {
             let up = up.rows(x.rows(), width);
-            let mut projections = [(&expert.gate, &mut *out), (&expert.up, &mut *up)];
-            let mut projections = projections.each_mut().map(|(linear, out)| Projection { linear, out });
+            let outputs = expert.gate.iter().zip([&mut *out]).chain([(&expert.up, &mut *up)]);
+            let mut projections: Vec<_> = outputs.map(|(linear, out)| Projection { linear, out }).collect();
             norm_linear(context, scratch, x, None, &mut projections);
             ExpertActivation::clamp(alpha, limit, out.as_mut_slice(), up.as_slice());
         }
@@ -218,9 +231,8 @@ fn next_groups<'a>(slots: &[Slot], experts: &'a Experts, adapters: &[AdapterRows
     for slots in slots.chunk_by(|a, b| a.expert == b.expert) {
         let expert = &experts.experts[slots[0].expert];
         let rows = start..start + slots.len();
-        let weights = [&expert.gate, &expert.up, &expert.down];
-        let is_alone = AdapterRows::touch(adapters, weights)
-            || weights.iter().any(|linear| linear.weight::<CpuLinear>().is_for_tiles(slots.len()));
+        let is_alone = AdapterRows::touch(adapters, expert.linears())
+            || expert.linears().any(|linear| linear.weight::<CpuLinear>().is_for_tiles(slots.len()));
         if !groups.is_empty() && (is_alone || rows.end > GROUPED_ROWS) {
             break;
         }

@@ -11,7 +11,7 @@ use super::{
     phases::{Form, Items, LinearContext, LinearScratch, assert_in, assert_out, copy},
     tiles::TilePhase,
 };
-use crate::{AdapterRows, GateUpArgs, Projection};
+use crate::{Activation, AdapterRows, GateUpArgs, Projection, cpu::Isa};
 
 /// Panels of gate that a thread multiplies by few rows before the same of up: memory is then read in streams that are long enough
 /// for the processor's prefetchers.
@@ -150,31 +150,56 @@ fn ungated(context: LinearContext<'_>, scratch: &mut LinearScratch, args: GateUp
     assert_out(out, up);
     out.set_rows(x.rows());
     let LinearScratch { normed, acts, panels, tiles, .. } = scratch;
-    let cols = up.out_features;
     let out = SharedOut::new(out.as_mut_slice());
-    let finish = |p: usize, m: usize, ups: &mut [[f32; PANEL]]| {
-        activate_row(context.isa, activation, ups.as_flattened_mut());
-        let columns = up.panel_rows(p);
-        for (i, ups) in ups.iter().enumerate() {
-            // SAFETY: as in `store`.
-            copy(ups, unsafe { out.part((m + i) * cols + columns.start, columns.len()) });
-        }
-    };
     if let Some(phase) = TilePhase::start(context, tiles, x, norm, std::iter::once(up)) {
         phase.run(&Items {
             count: up.panels(),
             width: 1,
             weight: &|p| (up, p),
-            store: &|p, rows, c| finish(p, rows.start, &mut c.as_chunks_mut().0[..rows.len()]),
+            store: &|p, rows, c| {
+                store_activated(context.isa, (up, activation), (p, rows.start), &mut c.as_chunks_mut().0[..rows.len()], &out);
+            },
         });
         return;
     }
     let input = context.input(x, norm, Form::of(up), up.takes_pairs(), normed, acts);
     let work = Work::new(&input, &std::iter::once(up));
     context.for_panels(&work, panels, &|panels, rows, buffer| {
-        for p in panels {
-            let panel = up.open(p, buffer);
-            for_products(&[panel], &input, &rows, &mut |m, [ups]| finish(p, m, ups));
-        }
+        activated_panels(context.isa, (up, activation), panels, &input, &rows, buffer, &out);
     });
+}
+
+/// Multiplies panels of a weight by rows of the input, and writes what the activation makes of that.
+pub(super) fn activated_panels(
+    isa: Isa,
+    (weight, activation): (&CpuLinear, Activation),
+    panels: Range<usize>,
+    input: &Input<'_>,
+    rows: &Range<usize>,
+    buffer: &mut [f32],
+    out: &SharedOut<'_, f32>,
+) {
+    for p in panels {
+        let panel = weight.open(p, buffer);
+        let mut finish = |m: usize, [products]: [&mut [[f32; PANEL]]; 1]| {
+            store_activated(isa, (weight, activation), (p, m), products, out);
+        };
+        for_products(&[panel], input, rows, &mut finish);
+    }
+}
+
+/// Writes what the activation makes of products of a panel, of rows from `m` on.
+fn store_activated(
+    isa: Isa,
+    (weight, activation): (&CpuLinear, Activation),
+    (p, m): (usize, usize),
+    products: &mut [[f32; PANEL]],
+    out: &SharedOut<'_, f32>,
+) {
+    activate_row(isa, activation, products.as_flattened_mut());
+    let columns = weight.panel_rows(p);
+    for (i, products) in products.iter().enumerate() {
+        // SAFETY: as in `store`.
+        copy(products, unsafe { out.part((m + i) * weight.out_features + columns.start, columns.len()) });
+    }
 }

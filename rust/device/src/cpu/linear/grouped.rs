@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::{
     CpuLinear, Input,
     elementwise::gate_row,
-    gate_up::{STRETCH, pairs_of_panels},
+    gate_up::{STRETCH, activated_panels, pairs_of_panels},
     out::SharedOut,
     panels::Work,
     phases::{Form, LinearContext, LinearScratch, grown, store},
@@ -22,28 +22,36 @@ pub(super) struct Group<'a> {
 /// Called with a group, panels of its expert, rows of the input, and the thread's buffer.
 type GroupBody<'a> = dyn Fn(&Group<'_>, Range<usize>, &Input<'_>, Range<usize>, &mut [f32]) + Sync + 'a;
 
+/// What takes the rows of a group first: the gate, or up where there is none, and up.
 fn gate_and_up<'a>(group: &Group<'a>) -> [&'a CpuLinear; 2] {
-    [&group.expert.gate, &group.expert.up].map(Linear::weight::<CpuLinear>)
+    let Expert { gate, up, .. } = group.expert;
+    [gate.as_ref().unwrap_or(up), up].map(Linear::weight::<CpuLinear>)
 }
 
-/// `out = activation(x @ gate^T, x @ up^T)` by the experts of groups that cover the rows of `x`, `[rows, hidden_size]`; sets
-/// out's rows.
-pub(super) fn gate_up(
+/// `out = activation(x @ gate^T, x @ up^T)`, or of up alone, by the experts of groups that cover the rows of `x`,
+/// `[rows, hidden_size]`; sets out's rows.
+pub(super) fn gate_up<'a>(
     context: LinearContext<'_>,
     scratch: &mut LinearScratch,
-    groups: &[Group<'_>],
+    groups: &[Group<'a>],
     x: &Tensor,
     activation: ExpertActivation,
     out: &mut Tensor,
 ) {
     out.set_rows(x.rows());
     let out = SharedOut::new(out.as_mut_slice());
-    let combine = |gates: &mut [f32], ups: &[f32]| match activation {
-        ExpertActivation::Gated(activation) => gate_row(context.isa, activation, gates, ups),
-        ExpertActivation::Clamped { alpha, limit } => ExpertActivation::clamp(alpha, limit, gates, ups),
+    let combine: &(dyn Fn(&mut [f32], &[f32]) + Sync) = match activation {
+        ExpertActivation::Plain(activation) => {
+            let up = |group: &Group<'a>| [group.expert.up.weight::<CpuLinear>()];
+            return run(context, scratch, groups, x, up, &|group, panels, input, rows, buffer| {
+                activated_panels(context.isa, (group.expert.up.weight(), activation), panels, input, &rows, buffer, &out);
+            });
+        }
+        ExpertActivation::Gated(activation) => &move |gates, ups| gate_row(context.isa, activation, gates, ups),
+        ExpertActivation::Clamped { alpha, limit } => &move |gates, ups| ExpertActivation::clamp(alpha, limit, gates, ups),
     };
     run(context, scratch, groups, x, gate_and_up, &|group, panels, input, rows, buffer| {
-        pairs_of_panels(gate_and_up(group), panels, input, &rows, buffer, &combine, &out);
+        pairs_of_panels(gate_and_up(group), panels, input, &rows, buffer, combine, &out);
     });
 }
 

@@ -71,7 +71,7 @@ fn short_conv(ShortConv { b, c, x, conv }: &ShortConv, input: Input<'_>, state: 
 
 fn mamba2(weights: &Mamba2, input: Input<'_>, state: &mut [f32], out: &mut [f32]) {
     let [z, xbc, dt] = [&weights.z, &weights.xbc, &weights.dt].map(|linear| input.product(linear));
-    let Mamba2 { num_heads, num_groups, state_dim, .. } = *weights;
+    let Mamba2 { num_heads, num_groups, state_dim, scales: [z_scale, dt_scale], .. } = *weights;
     let (dim, width) = (weights.head_dim(), weights.z.out_features);
     let (past, states) = state.split_at_mut(weights.conv.state_len());
     for (token, out) in out.chunks_exact_mut(width).enumerate() {
@@ -82,7 +82,8 @@ fn mamba2(weights: &Mamba2, input: Input<'_>, state: &mut [f32], out: &mut [f32]
         for head in 0..num_heads {
             let group = head * num_groups / num_heads * state_dim;
             let [least, most] = weights.dt_limits.map(f64::from);
-            let step = softplus(f64::from(dt[token * num_heads + head]) + f64::from(weights.dt_bias[head])).clamp(least, most);
+            let step = f64::from(dt[token * num_heads + head]) * f64::from(dt_scale) + f64::from(weights.dt_bias[head]);
+            let step = softplus(step).clamp(least, most);
             let decay = (step * f64::from(weights.a[head])).exp();
             for i in 0..dim {
                 let value = f64::from(x[head * dim + i]);
@@ -92,11 +93,22 @@ fn mamba2(weights: &Mamba2, input: Input<'_>, state: &mut [f32], out: &mut [f32]
                     *place = (f64::from(*place) * decay + step * value * f64::from(b[group + n])) as f32;
                     sum += f64::from(*place) * f64::from(c[group + n]);
                 }
-                out[head * dim + i] = sum as f32 * silu(z[token * width + head * dim + i]);
+                out[head * dim + i] = sum as f32;
             }
         }
-        for (group, part) in out.chunks_exact_mut(width / num_groups).enumerate() {
-            norm_part(&weights.norm, group * width / num_groups, part);
+        let gate = |out: &mut [f32]| {
+            out.iter_mut().zip(&z[token * width..]).for_each(|(out, z)| *out *= silu(z * z_scale));
+        };
+        if weights.gates_first {
+            gate(out);
+        }
+        if let Some(norm) = &weights.norm {
+            for (group, part) in out.chunks_exact_mut(width / num_groups).enumerate() {
+                norm_part(norm, group * width / num_groups, part);
+            }
+        }
+        if !weights.gates_first {
+            gate(out);
         }
     }
 }

@@ -6,7 +6,7 @@ use super::{Architecture, no_gguf};
 use crate::{
     EngineError,
     model::{
-        config::{DecoderConfig, Norms},
+        config::{DecoderConfig, Norms, ResidualScales},
         fields::{Fields, GgufFields, HfFields},
     },
     weights::Role,
@@ -66,5 +66,5 @@ pub(super) fn with_gguf_multipliers(config: DecoderConfig, fields: &GgufFields<'
 /// Logits are divided.
 fn with_multipliers(config: DecoderConfig, [embedding, residual, logits]: [f32; 3]) -> DecoderConfig {
     let config = DecoderConfig { embedding_scale: embedding, logit_scale: logits.recip(), ..config };
-    config.with_layers(|layer| layer.residual_scale = residual)
+    config.with_layers(|layer| layer.residual_scales = ResidualScales::all(residual))
 }

@@ -2,7 +2,7 @@
 
 use device::{RopeStyle, RouterScore};
 
-use super::{Architecture, granite, granite_moe};
+use super::{Architecture, granite, granite_moe, mamba};
 use crate::{
     EngineError,
     model::{
@@ -25,22 +25,7 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let num_layers = config.layers.len();
     let is_recurrent = fields.recurrent_layers(num_layers, &["mamba", "linear_attention"], |_| false)?;
     let size = |key: &str, usual: usize| Ok::<_, EngineError>(fields.size(key)?.unwrap_or(usual));
-    if fields.flag("mamba_proj_bias")? == Some(true) {
-        return Err(fields.error("mamba_proj_bias", "is true; projections with biases are not implemented"));
-    }
-    let mamba = RecurrentConfig::Mamba2 {
-        num_heads: size("mamba_n_heads", 128)?,
-        head_dim: match fields.value("mamba_d_head") {
-            Some(value) if value.is_u64() => fields.required_size("mamba_d_head")?,
-            // It may say `auto`.
-            _ => size("mamba_expand", 2)?.saturating_mul(config.hidden_size) / size("mamba_n_heads", 128)?.max(1),
-        },
-        num_groups: size("mamba_n_groups", 1)?,
-        state_dim: size("mamba_d_state", 256)?,
-        kernel: size("mamba_d_conv", 4)?,
-        conv_bias: fields.flag("mamba_conv_bias")?.unwrap_or(true),
-        eps: config.norm.eps,
-    };
+    let mamba = mamba::read_hf(fields, &config)?;
     let rotates = match fields.text("position_embedding_type")?.as_deref() {
         Some("rope") => true,
         None | Some("nope") => false,
@@ -64,16 +49,7 @@ fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     } else {
         (fields.decoder("granitemoehybrid", RopeStyle::Interleaved)?, None)
     };
-    let (heads, width) = (fields.required_size("ssm.time_step_rank")?, fields.required_size("ssm.inner_size")?);
-    let mamba = RecurrentConfig::Mamba2 {
-        num_heads: heads,
-        head_dim: width / heads.max(1),
-        num_groups: fields.required_size("ssm.group_count")?,
-        state_dim: fields.required_size("ssm.state_size")?,
-        kernel: fields.required_size("ssm.conv_kernel")?,
-        conv_bias: true,
-        eps: config.norm.eps,
-    };
+    let mamba = mamba::read_gguf(fields, &config)?;
     let rotates = fields.flag("rope.scaling.finetuned")?.unwrap_or(false);
     let is_recurrent = fields.layers_without("attention.head_count_kv", config.layers.len())?;
     let config = granite::with_gguf_multipliers(config, fields)?;

@@ -2,12 +2,14 @@
 
 mod afmoe;
 mod apertus;
+mod bamba;
 mod cohere;
 mod cohere2;
 mod deepseek;
 mod dots1;
 mod ernie4_5;
 mod exaone4;
+mod falcon_h1;
 mod flint;
 mod gemma;
 mod gemma2;
@@ -28,6 +30,7 @@ mod lfm2;
 mod lfm2_moe;
 mod llama;
 mod llama4;
+mod mamba;
 mod minimax_m2;
 mod ministral3;
 mod mistral;
@@ -35,6 +38,7 @@ mod mistral4;
 mod mixtral;
 mod mllama;
 mod nemotron;
+mod nemotron_h;
 mod olmo2;
 mod olmo3;
 mod olmoe;
@@ -161,6 +165,10 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             lfm2::ARCHITECTURE,
             lfm2_moe::ARCHITECTURE,
             granite_hybrid::ARCHITECTURE,
+            bamba::ARCHITECTURE,
+            nemotron_h::ARCHITECTURE,
+            nemotron_h::MOE,
+            falcon_h1::ARCHITECTURE,
             qwen3_next::NEXT,
             qwen3_next::QWEN3_5,
             qwen3_next::QWEN3_5_MOE,

@@ -4,13 +4,15 @@ use device::{MAX_EXPERT_GROUPS, MAX_EXPERTS, MAX_STREAMS, Mask, QueryScale};
 
 use super::{
     AttentionConfig, DecoderConfig, DenseConfig, ExpertsConfig, FfnConfig, LayerConfig, LayerInputsConfig, MAX_HEAD_DIM,
-    MAX_HEADS, MAX_LAYERS, MAX_SIZE, Norms, QkNorm, StreamsConfig,
+    MAX_HEADS, MAX_LAYERS, MAX_SIZE, Norms, QkNorm, RecurrentConfig, ResidualScales, StreamsConfig,
 };
 use crate::EngineError;
 
 impl FfnConfig {
     fn check(&self) -> Result<(), String> {
-        in_range("feed-forward size", self.intermediate_size(), MAX_SIZE)?;
+        if *self != Self::Nothing {
+            in_range("feed-forward size", self.intermediate_size(), MAX_SIZE)?;
+        }
         let experts = match self {
             Self::Experts(experts) => experts,
             Self::Dense(DenseConfig { cutoff: Some(cutoff), is_gated, .. }) if !cutoff.is_finite() || !is_gated => {
@@ -18,10 +20,15 @@ impl FfnConfig {
                     "a gate passes what is {cutoff} deviations above the mean; there must be a gate, and a number"
                 ));
             }
-            Self::Dense(_) => return Ok(()),
+            Self::Dense(_) | Self::Nothing => return Ok(()),
         };
         if experts.has_own_norms && experts.shared.is_none() {
             return Err("experts with norms of their own have no network beside them; there must be one".into());
+        }
+        if experts.has_own_norms && (experts.latent_size.is_some() || !experts.is_gated()) {
+            return Err(
+                "experts with norms of their own have no gates or work in a space of their own, which is not computed".into()
+            );
         }
         let ExpertsConfig { num_experts, intermediate_size, shared, rule, .. } = *experts;
         in_range("number of experts", num_experts, MAX_EXPERTS)?;
@@ -94,12 +101,44 @@ impl DecoderConfig {
         Ok(())
     }
 
+    fn check_ffn(&self, ffn: &FfnConfig) -> Result<(), String> {
+        ffn.check()?;
+        let FfnConfig::Experts(ExpertsConfig { latent_size: Some(size), .. }) = ffn else { return Ok(()) };
+        in_range("width of the experts' own space", *size, self.hidden_size)
+    }
+
+    /// A layer may lack one of its two parts, or mix tokens in two ways, where nothing else is unusual.
+    fn check_parts(&self, index: usize) -> Result<(), String> {
+        let layer = &self.layers[index];
+        let (mixes, is_double) = (layer.mixes(), layer.has_attention && layer.recurrent.is_some());
+        if !mixes && layer.ffn == FfnConfig::Nothing {
+            return Err(format!("layer {index} has neither attention, nor a state, nor a feed-forward network"));
+        }
+        let is_partial = !mixes || layer.ffn == FfnConfig::Nothing;
+        let is_plain = layer.norms == Norms::Before && !layer.is_parallel && !layer.is_cross && self.streams.is_none();
+        if (is_partial || is_double) && !is_plain {
+            return Err(format!(
+                "layer {index} lacks a part or has a state beside attention, and has parallel parts, norms behind them or several \
+                 residual streams, which is not computed"
+            ));
+        }
+        if is_double && (layer.attention.output_gate || layer.attention.latent.is_some()) {
+            return Err(format!(
+                "layer {index} has a state beside attention that is latent or has a gate, which is not computed"
+            ));
+        }
+        Ok(())
+    }
+
     fn check_layer(&self, index: usize) -> Result<(), String> {
         let layer = &self.layers[index];
-        positive("residual scale", layer.residual_scale)?;
-        layer.ffn.check()?;
-        if let Some(recurrent) = &layer.recurrent {
-            return recurrent.check();
+        let ResidualScales { attention, recurrent, ffn } = layer.residual_scales;
+        [attention, recurrent, ffn].into_iter().try_for_each(|scale| positive("residual scale", scale))?;
+        self.check_ffn(&layer.ffn)?;
+        layer.recurrent.as_ref().map_or(Ok(()), RecurrentConfig::check)?;
+        self.check_parts(index)?;
+        if !layer.has_kv() && !layer.is_cross {
+            return Ok(());
         }
         if layer.is_cross && (layer.is_parallel || layer.ffn.num_experts() > 0 || layer.norms != Norms::Before) {
             return Err(format!("layer {index} looks at images, and has experts, parallel parts or norms behind them"));

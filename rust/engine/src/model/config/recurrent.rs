@@ -26,8 +26,16 @@ pub enum RecurrentConfig {
         kernel: usize,
         /// The convolution has biases.
         conv_bias: bool,
-        /// Added to the mean square by the norm within.
-        eps: f32,
+        /// The projections must have biases; else they may.
+        proj_bias: bool,
+        /// Added to the mean square by the norm within; `None`: there is no norm.
+        eps: Option<f32>,
+        /// The norm is of what is gated already.
+        gates_first: bool,
+        /// Bounds of the length of a step.
+        limits: [f32; 2],
+        /// Multiplied into what is projected.
+        scales: MambaScales,
     },
     /// An associative memory (Gated DeltaNet, arXiv:2412.06464).
     GatedDelta {
@@ -46,6 +54,31 @@ pub enum RecurrentConfig {
         /// Added to the mean square by the norm within.
         eps: f32,
     },
+}
+
+/// What parts of the projection of a Mamba-2 layer are multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MambaScales {
+    /// The gate.
+    pub z: f32,
+    /// What goes into the state.
+    pub x: f32,
+    /// What it is multiplied by there.
+    pub b: f32,
+    /// What the state is multiplied by.
+    pub c: f32,
+    /// The length of a step.
+    pub dt: f32,
+}
+
+impl MambaScales {
+    /// None.
+    pub const ONE: Self = Self { z: 1.0, x: 1.0, b: 1.0, c: 1.0, dt: 1.0 };
+
+    /// All of them.
+    pub const fn all(self) -> [f32; 5] {
+        [self.z, self.x, self.b, self.c, self.dt]
+    }
 }
 
 /// How the matrices of a gated delta layer are stored.
@@ -111,13 +144,21 @@ impl RecurrentConfig {
         let kernel = |kernel| in_range("length of a convolution", kernel, MAX_KERNEL);
         match *self {
             Self::ShortConv { kernel: len } => kernel(len),
-            Self::Mamba2 { num_heads, head_dim, num_groups, state_dim, kernel: len, eps, .. } => {
+            Self::Mamba2 { num_heads, head_dim, num_groups, state_dim, kernel: len, eps, limits, scales, .. } => {
                 kernel(len)?;
                 in_range("number of heads of the state", num_heads, MAX_HEADS)?;
                 in_range("elements of a head of the state", head_dim, MAX_HEAD_DIM)?;
                 in_range("number of groups of the state", num_groups, num_heads)?;
                 in_range("size of the state", state_dim, MAX_HEAD_DIM)?;
-                positive("epsilon of the norm of the state", eps)?;
+                eps.map_or(Ok(()), |eps| positive("epsilon of the norm of the state", eps))?;
+                scales.all().into_iter().try_for_each(|scale| positive("multiplier of a projection of the state", scale))?;
+                let [least, most] = limits;
+                // Neither is no number then, and the larger one may be infinite.
+                if !(0.0..=most).contains(&least) {
+                    return Err(format!(
+                        "the steps of the state are from {least} to {most} long; the least must be the smaller one"
+                    ));
+                }
                 if num_heads.is_multiple_of(num_groups) {
                     return Ok(());
                 }
