@@ -52,7 +52,7 @@ const PLAIN: File = File {
     num_cases: 2,
 };
 
-const FILES: [File; 21] = [
+const FILES: [File; 26] = [
     File { golden: "apertus", architecture: "apertus", ..PLAIN },
     File { golden: "seed_oss", architecture: "seed_oss", has_norms_after: true, ..PLAIN },
     File { golden: "ernie4_5", architecture: "ernie4_5", ..PLAIN },
@@ -189,6 +189,24 @@ const FILES: [File; 21] = [
         ],
         ..PLAIN
     },
+    File {
+        golden: "olmo",
+        architecture: "olmo",
+        numbers: &[("attention.layer_norm_epsilon", 1e-5), ("attention.clamp_kqv", 0.75)],
+        is_permuted: true,
+        ..PLAIN
+    },
+    File {
+        golden: "gpt_neox",
+        architecture: "gptneox",
+        sizes: &[("rope.dimension_count", 4)],
+        numbers: &[("attention.layer_norm_epsilon", 1e-5)],
+        ..PLAIN
+    },
+    File { golden: "falcon", architecture: "falcon", numbers: &[("attention.layer_norm_epsilon", 1e-5)], ..PLAIN },
+    File { golden: "exaone", architecture: "exaone", numbers: &[("attention.layer_norm_rms_epsilon", 1e-5)], ..PLAIN },
+    // What its converter writes is a llama.
+    File { golden: "internlm3", architecture: "llama", is_permuted: true, ..PLAIN },
     File { golden: "glm", architecture: "chatglm", sizes: &[("rope.dimension_count", 8)], ..PLAIN },
     File {
         golden: "sarvam_moe",
@@ -257,16 +275,17 @@ const FILES: [File; 21] = [
 /// What gguf-py calls a module, without its number; `*` stands for that of an expert.
 fn renamed(module: &str, has_norms_after: bool) -> &'static str {
     match module {
-        "model.embed_tokens" | "model.word_embeddings" => "token_embd",
-        "model.norm" => "output_norm",
-        "lm_head" => "output",
-        "input_layernorm" | "attention_layernorm" => "attn_norm",
-        "self_attn.q_proj" => "attn_q",
-        "self_attn.k_proj" => "attn_k",
-        "self_attn.v_proj" => "attn_v",
-        "self_attn.o_proj" | "attention.dense" => "attn_output",
+        "model.embed_tokens" | "model.word_embeddings" | "transformer.wte" => "token_embd",
+        "transformer.word_embeddings" | "gpt_neox.embed_in" => "token_embd",
+        "model.norm" | "transformer.ln_f" | "gpt_neox.final_layer_norm" => "output_norm",
+        "lm_head" | "embed_out" => "output",
+        "input_layernorm" | "attention_layernorm" | "ln_1" => "attn_norm",
+        "self_attn.q_proj" | "attn.attention.q_proj" => "attn_q",
+        "self_attn.k_proj" | "attn.attention.k_proj" => "attn_k",
+        "self_attn.v_proj" | "attn.attention.v_proj" => "attn_v",
+        "self_attn.o_proj" | "attention.dense" | "self_attention.dense" | "attn.attention.out_proj" => "attn_output",
         "self_attn.sinks" => "attn_sinks",
-        "attention.query_key_value" => "attn_qkv",
+        "attention.query_key_value" | "self_attention.query_key_value" => "attn_qkv",
         "self_attn.gate_proj" => "attn_gate",
         "self_attn.q_a_proj" => "attn_q_a",
         "self_attn.q_a_layernorm" => "attn_q_a_norm",
@@ -277,11 +296,11 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "self_attn.q_norm" | "attention.query_layernorm" => "attn_q_norm",
         "self_attn.k_norm" | "attention.key_layernorm" => "attn_k_norm",
         "post_attention_layernorm" if has_norms_after => "post_attention_norm",
-        "feedforward_layernorm" | "pre_mlp_layernorm" | "post_attention_layernorm" => "ffn_norm",
+        "feedforward_layernorm" | "pre_mlp_layernorm" | "post_attention_layernorm" | "ln_2" => "ffn_norm",
         "post_feedforward_layernorm" | "post_mlp_layernorm" => "post_ffw_norm",
-        "mlp.gate_proj" => "ffn_gate",
-        "mlp.up_proj" | "mlp.gate_up_proj" => "ffn_up",
-        "mlp.down_proj" => "ffn_down",
+        "mlp.gate_proj" | "mlp.c_fc_0" => "ffn_gate",
+        "mlp.up_proj" | "mlp.gate_up_proj" | "mlp.c_fc_1" | "mlp.dense_h_to_4h" => "ffn_up",
+        "mlp.down_proj" | "mlp.c_proj" | "mlp.dense_4h_to_h" => "ffn_down",
         "mlp.gate" | "mlp.router.gate" | "block_sparse_moe.gate" | "block_sparse_moe.router" => "ffn_gate_inp",
         "mlp.experts.*.gate_proj" | "block_sparse_moe.experts.*.w1" => "ffn_gate_exps",
         "mlp.experts.*.up_proj" | "block_sparse_moe.experts.*.w3" => "ffn_up_exps",
@@ -295,7 +314,8 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
 
 /// A tensor's name in the file.
 fn gguf_name(name: &str, has_norms_after: bool) -> String {
-    let (block, rest) = match name.strip_prefix("model.layers.") {
+    let layers = ["model.layers.", "gpt_neox.layers.", "transformer.h."];
+    let (block, rest) = match layers.iter().find_map(|layers| name.strip_prefix(layers)) {
         Some(rest) => {
             let (layer, rest) = rest.split_once('.').unwrap();
             (format!("blk.{layer}."), rest)
@@ -324,6 +344,12 @@ fn permuted(values: &[f32], num_heads: usize, cols: usize) -> Vec<f32> {
     rows.flatten().collect()
 }
 
+/// Rows of q, k and v of each head: all of q, then of k, then of v.
+fn apart(values: &[f32], num_heads: usize) -> Vec<f32> {
+    let parts: Vec<_> = values.chunks_exact(values.len() / num_heads / 3).collect();
+    (0..3).flat_map(|part| parts.iter().skip(part).step_by(3)).copied().flatten().copied().collect()
+}
+
 /// What frequencies are divided by (Llama 3.1).
 fn llama3_factors(scaling: &Value, head_dim: usize) -> Vec<f32> {
     let number = |key: &str| scaling[key].as_f64().unwrap();
@@ -340,15 +366,17 @@ fn llama3_factors(scaling: &Value, head_dim: usize) -> Vec<f32> {
 fn write(file: &File, config: &Value, path: &Path) {
     let size = |key: &str| config[key].as_u64().map(|n| n as usize);
     let num_heads = size("num_attention_heads").unwrap();
-    let kv_heads = size("num_key_value_heads").unwrap();
+    let usual_kv_heads = if config["multi_query"] == true { 1 } else { num_heads };
+    let kv_heads = size("num_key_value_heads").unwrap_or(usual_kv_heads);
+    let usual_width = if file.golden == "falcon" { 4 * size("hidden_size").unwrap() } else { 1 };
     let head_dim = size("head_dim").unwrap_or_else(|| size("hidden_size").unwrap() / num_heads);
     let mut gguf = Gguf::new().entry("general.architecture", STRING, &string(file.architecture));
     let key = |key: &str| format!("{}.{key}", file.architecture);
     let of_config = [
         ("context_length", size("max_position_embeddings").unwrap()),
         ("embedding_length", size("hidden_size").unwrap()),
-        ("feed_forward_length", size("intermediate_size").unwrap_or(1)),
-        ("block_count", size("num_hidden_layers").unwrap()),
+        ("feed_forward_length", size("intermediate_size").unwrap_or(usual_width)),
+        ("block_count", size("num_hidden_layers").or(size("num_layers")).unwrap()),
         ("attention.head_count", num_heads),
         ("attention.head_count_kv", kv_heads),
         ("attention.key_length", head_dim),
@@ -407,10 +435,13 @@ fn write(file: &File, config: &Value, path: &Path) {
                 *value += file.norm_offset;
             }
         }
-        for (part, heads) in [("q_proj.weight", num_heads), ("k_proj.weight", kv_heads)] {
-            if file.is_permuted && name.ends_with(part) {
-                values = permuted(&values, heads, shape[1]);
+        for (part, heads) in [("q_proj.", num_heads), ("k_proj.", kv_heads)] {
+            if file.is_permuted && name.contains(part) {
+                values = permuted(&values, heads, shape.get(1).copied().unwrap_or(1));
             }
+        }
+        if file.golden == "gpt_neox" && name.contains("query_key_value") {
+            values = apart(&values, num_heads);
         }
         let is_expert = name.contains(".experts.") && name.ends_with(".weight");
         let (whole, all) = tensors

@@ -21,7 +21,8 @@ use kernel_tests::{EmulatedDriver, Order};
 /// Some that are dense, and some with experts.
 const CHUNKED: [&str; 5] = ["dots1", "gemma3n", "gemma4", "gemma4-moe", "olmo3"];
 /// What their kernels are asked for, no other golden asks for.
-const ON_CUDA: [&str; 7] = ["afmoe", "apertus", "gemma3n", "gemma4", "gemma4-moe", "jais2", "mistral4"];
+const ON_CUDA: [&str; 10] =
+    ["afmoe", "apertus", "gemma3n", "gemma4", "gemma4-moe", "gpt_neox", "jais2", "mistral4", "nanochat", "olmo"];
 
 fn names() -> Vec<String> {
     let mut names: Vec<_> =

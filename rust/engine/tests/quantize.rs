@@ -122,10 +122,11 @@ fn the_file_of_a_folder_computes_what_in_situ_quantization_of_it_computes() {
 }
 
 /// Of which only the configuration is kept.
-const DRAWN: [&str; 16] = [
+const DRAWN: [&str; 18] = [
     "arcee",
     "ernie4_5",
     "ernie4_5_moe",
+    "exaone",
     "exaone4",
     "exaone_moe",
     "glm",
@@ -134,6 +135,7 @@ const DRAWN: [&str; 16] = [
     "mellum-sparse",
     "minimax_m2",
     "nemotron",
+    "olmo",
     "olmo3",
     "olmoe",
     "qwen2-yarn",

@@ -77,12 +77,12 @@ pub(super) fn contents(source: &ModelSource, files: &ModelFiles, isq: Isq) -> Re
     tensors.rope_factors();
     tensors.add(WeightId::global(Role::Embedding))?;
     for layer in 0..config.layers.len() {
-        let LayerConfig { norms, is_parallel, .. } = config.layers[layer];
+        let LayerConfig { norms, is_parallel, has_own_ffn_norm, .. } = config.layers[layer];
         // What one family calls the norm after attention is another's before the feed-forward network.
-        let (before, after) = (norms != Norms::After, norms != Norms::Before);
+        let [before, after] = [Norms::After, Norms::Before].map(|without| norms != without && config.norm.has_weights);
         let of_norms = [
             (Role::AttnNorm, before),
-            (Role::FfnNorm, before && !is_parallel),
+            (Role::FfnNorm, before && (!is_parallel || has_own_ffn_norm)),
             (Role::PostAttnNorm, after),
             (Role::PostFfnNorm, after),
         ];
@@ -90,7 +90,9 @@ pub(super) fn contents(source: &ModelSource, files: &ModelFiles, isq: Isq) -> Re
             tensors.add_with_bias(WeightId::layer(layer, role))?;
         }
     }
-    tensors.add_with_bias(WeightId::global(Role::OutputNorm))?;
+    if config.norm.has_weights {
+        tensors.add_with_bias(WeightId::global(Role::OutputNorm))?;
+    }
     if config.tie_word_embeddings {
         tensors.used.insert(weights.name(WeightId::global(Role::Output)));
     } else {
@@ -192,7 +194,11 @@ fn windows(config: &DecoderConfig, family: &Family) -> Result<Vec<(&'static str,
 fn scaling(rope: &RopeConfig) -> Vec<(&'static str, Value)> {
     let original = |n: usize| ("original_context_length", Value::U32(u32::try_from(n).unwrap_or(u32::MAX)));
     match &rope.scaling {
-        RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) | RopeScaling::Partial(_) => Vec::new(),
+        RopeScaling::None
+        | RopeScaling::Backwards
+        | RopeScaling::Llama3 { .. }
+        | RopeScaling::Factors(_)
+        | RopeScaling::Partial(_) => Vec::new(),
         RopeScaling::Linear(factor) => vec![("type", Value::Text("linear".into())), ("factor", Value::F32(*factor as f32))],
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_positions, attention_factor, .. } => {
             // Readers multiply by this one besides.
@@ -314,8 +320,12 @@ impl Tensors<'_> {
                 add(Role::RopeFactorsLong, long.clone());
                 add(Role::RopeFactorsShort, short.clone());
             }
-            // No model that is made into a file has one of a part.
-            RopeScaling::None | RopeScaling::Linear(_) | RopeScaling::Yarn { .. } | RopeScaling::Partial(_) => {}
+            // No model that is made into a file has one of a part, or turns backwards.
+            RopeScaling::None
+            | RopeScaling::Backwards
+            | RopeScaling::Linear(_)
+            | RopeScaling::Yarn { .. }
+            | RopeScaling::Partial(_) => {}
         }
     }
 
