@@ -212,8 +212,8 @@ impl CrossRole {
 /// The names of an architecture's Hugging Face checkpoints that differ from the usual ones. A `*` stands for the numbers 0, 1,
 /// ... of several vectors or of experts; without one, experts are stacked in one tensor. A `$` at the end says that no `.weight`
 /// follows, and `_bias` instead of `.bias`. Behind it may be said how stacked matrices lie, as in NumPy: `.T` of their transpose,
-/// `.T?` of that unless the shape is of themselves, `[1::2]` of every second row from row 1 on. A role that is there twice has its
-/// second name in checkpoints without the first.
+/// `.T?` of that unless the shape is of themselves, `[1::2]` of every second row from row 1 on. A role that is there twice has
+/// its second name in checkpoints without the first.
 pub type Names = &'static [(Role, &'static str)];
 
 impl Role {

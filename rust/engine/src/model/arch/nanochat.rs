@@ -32,10 +32,8 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     config.ropes[0].scaling = RopeScaling::Backwards;
     let norm = NormConfig { has_weights: false, ..config.norm };
     // Null is none.
-    let final_softcap = match fields.object.contains_key("final_logit_softcapping") {
-        true => fields.softcap("final_logit_softcapping")?,
-        false => Some(15.0),
-    };
+    let has_softcap = fields.object.contains_key("final_logit_softcapping");
+    let final_softcap = if has_softcap { fields.softcap("final_logit_softcapping")? } else { Some(15.0) };
     Ok(DecoderConfig { norm, final_softcap, embedding_norm: true, ..config }.with_layers(|layer| {
         (layer.attention.qk_norm, layer.attention.norms_last) = (Some(QkNorm::Unweighted(norm.eps)), true);
         layer.ffn.set_dense(|dense| (dense.is_gated, dense.activation) = (false, activation));
