@@ -150,6 +150,9 @@ ACTIVATIONS: dict[str, Sequence[str]] = dict.fromkeys(
     # Transformers takes its `gelu` for the one by tanh, whatever `hidden_activation` says.
     "gemma": ("gelu_new", "gelu_pytorch_tanh", "silu", "relu")
 }
+OWN_HEADS = {"falcon", "gpt_neox", "gptj", "persimmon"}
+"""Families of which heads of keys and values have no number of their own, or other keys: theirs stay."""
+
 OFTEN_WINDOWED = {"mistral", "phi3", "starcoder2", "mixtral", "phimoe"}
 """Families whose window is null or too long for these prompts, where some checkpoints have a short one."""
 LONG_WINDOW = 500
@@ -221,6 +224,8 @@ def head_width(config: Config) -> int:
 
 def draw_heads(config: Config, rng: Random) -> None:
     """Heads, their width, and that of the model."""
+    if config["model_type"] in OWN_HEADS:
+        return
     heads, kv_heads = rng.choice(HEADS)
     config["num_attention_heads"], config["num_key_value_heads"] = heads, kv_heads
     widths = HEAD_WIDTHS if rotated_part(config) == 1.0 else PARTLY_TURNED_HEAD_WIDTHS
@@ -251,7 +256,8 @@ def draw_latent_heads(config: Config, rng: Random) -> None:
 
 def draw_layers(config: Config, rng: Random) -> None:
     """How many layers, and of which kinds."""
-    config["num_hidden_layers"] = count = rng.randint(1, 6)
+    count = rng.randint(1, 6)
+    config[next((key for key in ("num_layers", "n_layer") if key in config), "num_hidden_layers")] = count
     LAYERS.get(config["model_type"], any_layers)(config, rng, count)
     for key in ("first_k_dense_replace", "num_dense_layers"):
         if key in config:

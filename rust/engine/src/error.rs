@@ -9,8 +9,9 @@ use std::{
 
 use thiserror::Error;
 
-/// Characters of an error's words at most: files and requests that are quoted may be of any length.
-const MAX_CHARS: usize = 1000;
+/// Characters of an error's words at most, for files and requests that are quoted may be of any length. The names of all
+/// architectures fit.
+const MAX_CHARS: usize = 2000;
 
 /// The beginning and the end of words that are too long.
 fn bounded(words: &str) -> Cow<'_, str> {

@@ -280,7 +280,10 @@ fn values_that_make_no_sense_are_named() {
         (json!({"rms_norm_eps": 1e300}), ["norm epsilon", "inf"]),
         (json!({"rope_theta": -1.0}), ["rope base", "-1"]),
         (json!({"hidden_act": "mish"}), ["`hidden_act`", "`mish`"]),
-        (json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}), ["`dynamic`", "yarn"]),
+        (
+            json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64}}),
+            ["`dynamic`", "yarn"],
+        ),
         (json!({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1.0}}), ["beta_fast", "0"]),
         (json!({"rope_scaling": {"type": "linear"}}), ["`rope_scaling.factor`", "missing"]),
         (json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}), ["1 rope short", "8"]),
@@ -379,10 +382,11 @@ fn architectures_are_found_or_refused_with_the_list() {
     let list = "implemented: dense: llama, mistral, phi3, qwen2, qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, gemma3, \
          gemma-embedding, gemma, gemma2, gemma3n, gemma4, starcoder2, phi, stablelm, olmo2, olmo3, smollm3, glm4, glm4v, granite, cohere, cohere2, \
          ministral3, hunyuan_v1_dense, ministral, vaultgemma, glm, seed_oss, ernie4_5, exaone4, helium, nemotron, arcee, \
-         jais2, apertus, granite_swa, hyperclovax, iquestcoder, cwm, mllama_text_model; mixtures of experts: mixtral, qwen2_moe, qwen3_moe, \
+         jais2, apertus, granite_swa, hyperclovax, iquestcoder, cwm, mllama_text_model, olmo, gpt_neox, falcon, gptj, \
+         persimmon, nanochat, exaone, internlm2, internlm3, minicpm, orion, xverse; mixtures of experts: mixtral, qwen2_moe, qwen3_moe, \
          qwen3_vl_moe, granitemoe, phimoe, glm4_moe, hunyuan_v1_moe, gpt_oss, llama4_text, ernie4_5_moe, exaone_moe, granitemoe_swa, \
-         dots1, solar_open, hy_v3, olmoe, flex_olmo, minimax_m2, mellum, flint, sarvam_moe, afmoe; latent attention: \
-         deepseek_v2, deepseek_v3, glm4_moe_lite, youtu, sarvam_mla, mistral4; recurrent layers: lfm2, lfm2_moe, \
+         dots1, solar_open, hy_v3, olmoe, flex_olmo, minimax_m2, mellum, flint, sarvam_moe, bailing_moe, bailing_moe_v2, afmoe; latent attention: \
+         deepseek_v2, deepseek_v3, glm4_moe_lite, youtu, sarvam_mla, mistral4, minicpm3; recurrent layers: lfm2, lfm2_moe, \
          granitemoehybrid, bamba, nemotron_h, nemotron_h_moe, falcon_h1, qwen3_next, qwen3_5_text, qwen3_5_moe_text";
     for (expected, found, words) in [
         (None, hf(Some("mamba")), vec!["`mamba`"]),

@@ -52,7 +52,7 @@ const PLAIN: File = File {
     num_cases: 2,
 };
 
-const FILES: [File; 24] = [
+const FILES: [File; 29] = [
     File { golden: "apertus", architecture: "apertus", ..PLAIN },
     File { golden: "seed_oss", architecture: "seed_oss", has_norms_after: true, ..PLAIN },
     File { golden: "ernie4_5", architecture: "ernie4_5", ..PLAIN },
@@ -189,6 +189,24 @@ const FILES: [File; 24] = [
         ],
         ..PLAIN
     },
+    File {
+        golden: "olmo",
+        architecture: "olmo",
+        numbers: &[("attention.layer_norm_epsilon", 1e-5), ("attention.clamp_kqv", 0.75)],
+        is_permuted: true,
+        ..PLAIN
+    },
+    File {
+        golden: "gpt_neox",
+        architecture: "gptneox",
+        sizes: &[("rope.dimension_count", 4)],
+        numbers: &[("attention.layer_norm_epsilon", 1e-5)],
+        ..PLAIN
+    },
+    File { golden: "falcon", architecture: "falcon", numbers: &[("attention.layer_norm_epsilon", 1e-5)], ..PLAIN },
+    File { golden: "exaone", architecture: "exaone", numbers: &[("attention.layer_norm_rms_epsilon", 1e-5)], ..PLAIN },
+    // What its converter writes is a llama.
+    File { golden: "internlm3", architecture: "llama", is_permuted: true, ..PLAIN },
     File { golden: "glm", architecture: "chatglm", sizes: &[("rope.dimension_count", 8)], ..PLAIN },
     File {
         golden: "sarvam_moe",
@@ -288,14 +306,19 @@ const STATE: [(&str, u32); 5] =
 /// What gguf-py calls a module, without its number; `*` stands for that of an expert.
 fn renamed(module: &str, has_norms_after: bool) -> &'static str {
     match module {
-        "model.embed_tokens" | "model.word_embeddings" | "backbone.embeddings" => "token_embd",
-        "model.norm" | "model.final_layernorm" | "backbone.norm_f" => "output_norm",
-        "lm_head" => "output",
-        "input_layernorm" | "attention_layernorm" | "norm" => "attn_norm",
-        "self_attn.q_proj" | "mixer.q_proj" => "attn_q",
-        "self_attn.k_proj" | "mixer.k_proj" => "attn_k",
-        "self_attn.v_proj" | "mixer.v_proj" => "attn_v",
-        "self_attn.o_proj" | "attention.dense" | "mixer.o_proj" => "attn_output",
+        "model.embed_tokens" | "model.word_embeddings" | "backbone.embeddings" | "transformer.wte" => "token_embd",
+        "transformer.word_embeddings" | "gpt_neox.embed_in" => "token_embd",
+        "model.norm" | "model.final_layernorm" | "backbone.norm_f" | "transformer.ln_f" | "gpt_neox.final_layer_norm" => {
+            "output_norm"
+        }
+        "lm_head" | "embed_out" => "output",
+        "input_layernorm" | "attention_layernorm" | "norm" | "ln_1" => "attn_norm",
+        "self_attn.q_proj" | "mixer.q_proj" | "attn.attention.q_proj" => "attn_q",
+        "self_attn.k_proj" | "mixer.k_proj" | "attn.attention.k_proj" => "attn_k",
+        "self_attn.v_proj" | "mixer.v_proj" | "attn.attention.v_proj" => "attn_v",
+        "self_attn.o_proj" | "attention.dense" | "mixer.o_proj" | "self_attention.dense" | "attn.attention.out_proj" => {
+            "attn_output"
+        }
         "mixer.in_proj" | "mamba.in_proj" => "ssm_in",
         "mixer.conv1d" | "mamba.conv1d" => "ssm_conv1d",
         "mixer.norm" | "mamba.norm" => "ssm_norm",
@@ -303,7 +326,7 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "mixer.fc1_latent_proj" => "ffn_latent_down",
         "mixer.fc2_latent_proj" => "ffn_latent_up",
         "self_attn.sinks" => "attn_sinks",
-        "attention.query_key_value" => "attn_qkv",
+        "attention.query_key_value" | "self_attention.query_key_value" => "attn_qkv",
         "self_attn.gate_proj" => "attn_gate",
         "self_attn.q_a_proj" => "attn_q_a",
         "self_attn.q_a_layernorm" => "attn_q_a_norm",
@@ -314,11 +337,12 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "self_attn.q_norm" | "attention.query_layernorm" => "attn_q_norm",
         "self_attn.k_norm" | "attention.key_layernorm" => "attn_k_norm",
         "post_attention_layernorm" if has_norms_after => "post_attention_norm",
-        "feedforward_layernorm" | "pre_mlp_layernorm" | "post_attention_layernorm" | "pre_ff_layernorm" => "ffn_norm",
+        "feedforward_layernorm" | "pre_mlp_layernorm" | "post_attention_layernorm" | "pre_ff_layernorm" | "ln_2" => "ffn_norm",
         "post_feedforward_layernorm" | "post_mlp_layernorm" => "post_ffw_norm",
-        "mlp.gate_proj" | "feed_forward.gate_proj" => "ffn_gate",
+        "mlp.gate_proj" | "feed_forward.gate_proj" | "mlp.c_fc_0" => "ffn_gate",
         "mlp.up_proj" | "mlp.gate_up_proj" | "feed_forward.up_proj" | "mixer.up_proj" => "ffn_up",
-        "mlp.down_proj" | "feed_forward.down_proj" | "mixer.down_proj" => "ffn_down",
+        "mlp.c_fc_1" | "mlp.dense_h_to_4h" => "ffn_up",
+        "mlp.down_proj" | "feed_forward.down_proj" | "mixer.down_proj" | "mlp.c_proj" | "mlp.dense_4h_to_h" => "ffn_down",
         "mlp.gate" | "mlp.router.gate" | "block_sparse_moe.gate" | "block_sparse_moe.router" | "mixer.gate" => "ffn_gate_inp",
         "mlp.experts.*.gate_proj" | "block_sparse_moe.experts.*.w1" => "ffn_gate_exps",
         "mlp.experts.*.up_proj" | "block_sparse_moe.experts.*.w3" | "mixer.experts.*.up_proj" => "ffn_up_exps",
@@ -337,7 +361,8 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
 
 /// A tensor's name in the file.
 fn gguf_name(name: &str, has_norms_after: bool) -> String {
-    let (block, rest) = match ["model.layers.", "backbone.layers."].iter().find_map(|first| name.strip_prefix(first)) {
+    let layers = ["model.layers.", "backbone.layers.", "gpt_neox.layers.", "transformer.h."];
+    let (block, rest) = match layers.iter().find_map(|layers| name.strip_prefix(layers)) {
         Some(rest) => {
             let (layer, rest) = rest.split_once('.').unwrap();
             (format!("blk.{layer}."), rest)
@@ -369,6 +394,12 @@ fn permuted(values: &[f32], num_heads: usize, cols: usize) -> Vec<f32> {
     let row = |head_values: &[f32], row: usize| head_values[row * cols..(row + 1) * cols].to_vec();
     let rows = values.chunks_exact(head).flat_map(|values| (0..half).flat_map(move |i| [row(values, i), row(values, i + half)]));
     rows.flatten().collect()
+}
+
+/// Rows of q, k and v of each head: all of q, then of k, then of v.
+fn apart(values: &[f32], num_heads: usize) -> Vec<f32> {
+    let parts: Vec<_> = values.chunks_exact(values.len() / num_heads / 3).collect();
+    (0..3).flat_map(|part| parts.iter().skip(part).step_by(3)).copied().flatten().copied().collect()
 }
 
 /// What frequencies are divided by (Llama 3.1).
@@ -421,15 +452,18 @@ fn sizes_by_layer(config: &Value, layer: usize, [kv_heads, width]: [usize; 2]) -
 fn write(file: &File, config: &Value, path: &Path) {
     let size = |key: &str| config[key].as_u64().map(|n| n as usize);
     let num_heads = size("num_attention_heads").unwrap();
-    let kv_heads = size("num_key_value_heads").unwrap();
+    let usual_kv_heads = if config["multi_query"] == true { 1 } else { num_heads };
+    let kv_heads = size("num_key_value_heads").unwrap_or(usual_kv_heads);
+    let usual_width = if file.golden == "falcon" { 4 * size("hidden_size").unwrap() } else { 1 };
     let head_dim = size("head_dim").unwrap_or_else(|| size("hidden_size").unwrap() / num_heads);
-    let num_layers = size("num_hidden_layers").unwrap_or_else(|| config["layers_block_type"].as_array().unwrap().len());
+    let num_layers =
+        size("num_hidden_layers").or(size("num_layers")).unwrap_or_else(|| config["layers_block_type"].as_array().unwrap().len());
     let mut gguf = Gguf::new().entry("general.architecture", STRING, &string(file.architecture));
     let key = |key: &str| format!("{}.{key}", file.architecture);
     let of_config = [
         ("context_length", size("max_position_embeddings").unwrap()),
         ("embedding_length", size("hidden_size").unwrap()),
-        ("feed_forward_length", size("intermediate_size").unwrap_or(1)),
+        ("feed_forward_length", size("intermediate_size").unwrap_or(usual_width)),
         ("block_count", num_layers),
         ("attention.head_count", num_heads),
         ("attention.head_count_kv", kv_heads),
@@ -499,9 +533,9 @@ fn write(file: &File, config: &Value, path: &Path) {
                 *value += file.norm_offset;
             }
         }
-        for (part, heads) in [("q_proj.weight", num_heads), ("k_proj.weight", kv_heads)] {
-            if file.is_permuted && name.ends_with(part) {
-                values = permuted(&values, heads, shape[1]);
+        for (part, heads) in [("q_proj.", num_heads), ("k_proj.", kv_heads)] {
+            if file.is_permuted && name.contains(part) {
+                values = permuted(&values, heads, shape.get(1).copied().unwrap_or(1));
             }
         }
         if name.ends_with("A_log") {
@@ -510,6 +544,9 @@ fn write(file: &File, config: &Value, path: &Path) {
         if file.architecture == "falcon-h1" {
             let cols = shape[1..].iter().product::<usize>().max(1);
             values.iter_mut().enumerate().for_each(|(i, value)| *value *= multiplier(config, name, i / cols));
+        }
+        if file.golden == "gpt_neox" && name.contains("query_key_value") {
+            values = apart(&values, num_heads);
         }
         let is_expert = name.contains(".experts.") && name.ends_with(".weight");
         let (whole, all) = tensors

@@ -22,17 +22,20 @@ use kernel_tests::{EmulatedDriver, Order};
 const CHUNKED: [&str; 9] =
     ["dots1", "gemma3n", "gemma4", "gemma4-moe", "olmo3", "nemotron_h", "nemotron_h-latent", "falcon_h1", "falcon_h1-norm"];
 /// What their kernels are asked for, no other golden asks for.
-const ON_CUDA: [&str; 10] = [
+const ON_CUDA: [&str; 13] = [
     "afmoe",
     "apertus",
     "gemma3n",
     "gemma4",
     "gemma4-moe",
+    "gpt_neox",
     "jais2",
     "mistral4",
+    "nanochat",
     "nemotron_h-latent",
     "falcon_h1",
     "falcon_h1-norm",
+    "olmo",
 ];
 
 fn names() -> Vec<String> {

@@ -85,6 +85,13 @@ fn layers_have_windows_by_the_family_s_pattern() {
     assert_eq!(windows(&cwm), [None, Some(16), Some(16)]);
 }
 
+/// The base of dynamic rope is what it is up to the length that the model says, and no request is longer.
+#[test]
+fn dynamic_rope_is_plain_up_to_the_context() {
+    let config = changed("internlm3", &json!({})).unwrap();
+    assert_eq!((&config.ropes[0].scaling, config.max_position_embeddings), (&RopeScaling::None, 512));
+}
+
 /// Of OLMo 3, only full layers take what an older file says of the rotation.
 #[test]
 fn olmo3_rotates_in_two_ways() {
@@ -116,6 +123,24 @@ fn what_is_not_computed_is_refused_by_name() {
         ("afmoe", json!({"attention_bias": true}), "`attention_bias` is true"),
         ("apertus", json!({"hidden_act": "mish"}), "`hidden_act` is `mish`"),
         ("apertus", json!({"mlp_bias": true}), "`mlp_bias` is true"),
+        ("falcon", json!({"alibi": true}), "`alibi` is true; implemented: false"),
+        ("gptj", json!({"scale_attn_weights": false}), "`scale_attn_weights` is false; implemented: true"),
+        ("gptj", json!({"rotary_dim": 7}), "7 elements of a head rotate"),
+        ("olmo", json!({"clip_qkv": -1.0}), "`clip_qkv` is -1.0; it must be a positive number"),
+        (
+            "olmo",
+            json!({"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64}}),
+            "`dynamic`",
+        ),
+        ("nanochat", json!({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}), "stretches the rotation"),
+        ("exaone", json!({"model_type": "minicpm", "sparse_config": {"dense_len": 8}}), "`sparse_config` is"),
+        ("sarvam_moe", json!({"model_type": "bailing_moe", "norm_head": true}), "`norm_head` is true; implemented: false"),
+        ("sarvam_moe", json!({"model_type": "bailing_moe_v2", "score_function": "softmax"}), "`score_function` is \"softmax\""),
+        (
+            "sarvam_moe",
+            json!({"model_type": "bailing_moe_v2", "moe_shared_expert_intermediate_size": 48}),
+            "`moe_shared_expert_intermediate_size` is 48; implemented: 32",
+        ),
     ] {
         let error = changed(name, &changes).err().unwrap_or_else(|| panic!("{name} with {changes} is accepted"));
         assert!(error.contains(words), "{error} does not contain {words}");
@@ -127,7 +152,7 @@ fn what_is_not_computed_is_refused_by_name() {
 fn gguf_files_of_families_that_are_read_from_folders_alone_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
-    for name in ["flint", "helium", "vaultgemma", "flex_olmo"] {
+    for name in ["flint", "helium", "vaultgemma", "flex_olmo", "gptj", "nanochat", "persimmon", "minicpm3"] {
         let file = Gguf::new().entry("general.architecture", STRING, &string(name));
         file.weight("token_embd.weight", &[32, 2], 0, &[0; 256]).write(&path);
         let source = ModelSource::Gguf { files: vec![path.clone()], tokenizer_dir: None, tokenizer_json: None };

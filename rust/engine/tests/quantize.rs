@@ -154,10 +154,11 @@ fn the_file_of_a_folder_whose_value_heads_change_places_computes_nearly_what_its
 }
 
 /// Of which only the configuration is kept.
-const DRAWN: [&str; 17] = [
+const DRAWN: [&str; 19] = [
     "arcee",
     "ernie4_5",
     "ernie4_5_moe",
+    "exaone",
     "exaone4",
     "exaone_moe",
     "glm",
@@ -167,6 +168,7 @@ const DRAWN: [&str; 17] = [
     "minimax_m2",
     "mistral4",
     "nemotron",
+    "olmo",
     "olmo3",
     "olmoe",
     "qwen2-yarn",

@@ -36,7 +36,8 @@ impl Attention {
         let id = |role| WeightId::layer(layer, role);
         let (q_size, kv_size) = (config.q_size(), config.kv_size());
         let parts = [(Role::AttnQ, q_size), (Role::AttnK, kv_size), (Role::AttnV, kv_size)];
-        let [mut q, k, v] = Matrix::fused(id(Role::AttnQkv), parts, hidden, config.qkv_bias);
+        let [mut q, k, v] =
+            Matrix::fused(id(Role::AttnQkv), parts, hidden, config.qkv_bias).map(|matrix| matrix.in_groups(config.qkv_groups));
         let mut gate = None;
         if config.output_gate {
             let parts = [(Role::AttnOwnQ, q_size), (Role::AttnGate, q_size)];
@@ -100,6 +101,11 @@ impl Attention {
                 backend.norm_linear(cx.hidden, norm, projections, cx.step);
             }
             (None, _) => backend.norm_linear(cx.hidden, norm, &mut [of_q], cx.step),
+        }
+        if let Some(clip) = self.config.clip {
+            let phases = backend.elementwise_phases().expect("the plan was refused where nothing bounds rows");
+            let num_clipped = if self.kv.is_some() { 3 } else { 1 };
+            [&mut *q, &mut *k, &mut *v].into_iter().take(num_clipped).for_each(|x| phases.clamp(x, [-clip, clip]));
         }
         let kv = self.kv.is_some().then_some((k, Some(v)));
         let rope = self.config.rope.map(|rope| &cx.run.ropes[rope]);

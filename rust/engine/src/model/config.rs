@@ -55,6 +55,8 @@ pub struct DecoderConfig {
     pub final_softcap: Option<f32>,
     /// Ends of sequence.
     pub eos_token_ids: Vec<u32>,
+    /// There is a norm behind the token embedding.
+    pub embedding_norm: bool,
     /// What each layer is given besides the residual stream.
     pub layer_inputs: Option<LayerInputsConfig>,
     /// Several residual streams, of which the layers run on one.
@@ -102,6 +104,8 @@ pub struct NormConfig {
     pub eps: f32,
     /// Added to every weight of the checkpoint (gemma stores `w` for `1 + w`).
     pub offset: f32,
+    /// Checkpoints have weights of them; else nothing is multiplied in.
+    pub has_weights: bool,
 }
 
 /// A layer: attention, then a feed-forward network, both added to the residual stream.
@@ -123,6 +127,8 @@ pub struct LayerConfig {
     /// The feed-forward network sees what attention sees, by the same norm; else the residual stream with the output of
     /// attention.
     pub is_parallel: bool,
+    /// Of such a layer: the feed-forward network has a norm of its own before it.
+    pub has_own_ffn_norm: bool,
     /// Multiplied into what is added to the residual stream.
     pub residual_scales: ResidualScales,
     /// The residual stream behind it is multiplied by a weight of the checkpoint.
@@ -179,6 +185,10 @@ pub struct AttentionConfig {
     pub scale: f32,
     /// `cap * tanh(score / cap)` of scores.
     pub softcap: Option<f32>,
+    /// Groups of heads of which a checkpoint that keeps q, k and v as one has the rows of each one after the other.
+    pub qkv_groups: usize,
+    /// No element of q, k and v is farther from 0.
+    pub clip: Option<f32>,
     /// q, k and v must have biases; else they may.
     pub qkv_bias: bool,
     /// The output projection must have a bias; else it may.
@@ -232,6 +242,7 @@ impl Default for DecoderConfig {
             logit_scale: 1.0,
             final_softcap: None,
             eos_token_ids: Vec::new(),
+            embedding_norm: false,
             layer_inputs: None,
             streams: None,
             num_mtp_layers: 0,
@@ -243,12 +254,12 @@ impl Default for DecoderConfig {
 impl NormConfig {
     /// RMS norm; the usual epsilon where there is none.
     pub(crate) fn rms(eps: Option<f64>) -> Self {
-        Self { kind: NormKind::Rms, eps: eps.unwrap_or(1e-6) as f32, offset: 0.0 }
+        Self { kind: NormKind::Rms, eps: eps.unwrap_or(1e-6) as f32, offset: 0.0, has_weights: true }
     }
 
     /// Layer norm; the usual epsilon where there is none.
     pub(crate) fn layer(eps: Option<f64>) -> Self {
-        Self { kind: NormKind::Layer, eps: eps.unwrap_or(1e-5) as f32, offset: 0.0 }
+        Self { kind: NormKind::Layer, ..Self::rms(eps.or(Some(1e-5))) }
     }
 }
 
@@ -266,6 +277,8 @@ impl LayerConfig {
             chunk: None,
             scale: (head_dim as f32).sqrt().recip(),
             softcap: None,
+            qkv_groups: 1,
+            clip: None,
             qkv_bias: false,
             output_bias: false,
             output_gate: false,
@@ -286,6 +299,7 @@ impl LayerConfig {
             ffn: FfnConfig::Dense(DenseConfig { intermediate_size, is_gated: true, activation, bias: false, cutoff: None }),
             norms: Norms::Before,
             is_parallel: false,
+            has_own_ffn_norm: false,
             residual_scales: ResidualScales::all(1.0),
             has_output_scale: false,
         }

@@ -30,6 +30,7 @@ pub struct Decoder {
     /// `None`: the rows of the output projection.
     embedding: Option<Table>,
     embedding_scale: f32,
+    embedding_norm: Option<Norm>,
     /// Of a model whose layers are given more than the residual stream.
     inputs: Option<LayerInputs>,
     /// Of a model with several residual streams.
@@ -153,7 +154,7 @@ impl Layer {
         let post_attn_norm = norm(after, Role::PostAttnNorm)?;
         let ffn_norm = match config.ffn {
             FfnConfig::Nothing => None,
-            _ if config.is_parallel || !config.mixes() => attn_norm.clone(),
+            _ if config.is_parallel && !config.has_own_ffn_norm || !config.mixes() => attn_norm.clone(),
             FfnConfig::Experts(ExpertsConfig { has_own_norms: true, .. }) => norm(before, Role::ExpertNorm)?,
             _ => norm(before, Role::FfnNorm)?,
         };
@@ -398,12 +399,15 @@ impl Decoder {
         let embedding = if is_tied { None } else { Some(weights.table(&table)?) };
         // Before the layers: it is the largest matrix, and while it is packed it lies twice.
         let output = weights.linear(&of_vocab(if is_tied { Role::Embedding } else { Role::Output }))?;
+        let embedding_norm = WeightId::global(Role::EmbeddingNorm);
+        let embedding_norm = config.embedding_norm.then(|| weights.norm(embedding_norm, [1, config.hidden_size])).transpose()?;
         let inputs = LayerInputs::new(weights, config)?;
         let streams = config.streams.map(|streams| Streams::new(weights, &streams, config.hidden_size)).transpose()?;
         let layer = |(i, layer)| Layer::new(weights, config, layer, i);
         Ok(Self {
             embedding,
             embedding_scale: config.embedding_scale,
+            embedding_norm,
             inputs,
             streams,
             layers: config.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?,
@@ -488,6 +492,10 @@ impl Decoder {
         let table = self.embedding.as_ref().map_or(EmbeddingTable::Loaded(&self.output), Table::view);
         let args = EmbedArgs { table, token_ids, beyond: None, adapters: &step.adapters, scale: self.embedding_scale };
         backend.embed(&args, hidden);
+        if let Some(norm) = &self.embedding_norm {
+            let phases = backend.elementwise_phases().expect("the plan was refused where nothing normalizes embeddings");
+            phases.normed(hidden, norm, None);
+        }
     }
 
     fn layer_inputs(&self, backend: &dyn Backend, a: &mut Activations, tokens: (&[u32], &[VectorRows]), step: &StepMetadata) {
@@ -585,6 +593,7 @@ impl Head {
         Decoder {
             embedding: model.embedding.clone(),
             embedding_scale: model.embedding_scale,
+            embedding_norm: model.embedding_norm.clone(),
             inputs: None,
             streams: None,
             layers: vec![self.layer],

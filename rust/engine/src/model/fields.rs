@@ -172,6 +172,18 @@ impl HfFields<'_> {
         fields
     }
 
+    /// With the values of keys also under the names that other families have for them, where these are absent.
+    #[must_use]
+    pub fn also_called(&self, names: &[(&str, &str)]) -> Self {
+        let mut fields = self.clone();
+        for (own, usual) in names {
+            if let (Some(value), None) = (self.value(own), self.value(usual)) {
+                fields.object.insert((*usual).to_owned(), value);
+            }
+        }
+        fields
+    }
+
     /// The keys that nobody knows, once an architecture has read its own. An [`EngineError::Load`] for one that asks for what is
     /// not computed.
     pub fn unknown_keys(&self) -> Result<Vec<String>, EngineError> {

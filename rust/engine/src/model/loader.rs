@@ -76,14 +76,15 @@ impl Weights for Loader<'_> {
     }
 
     fn norm(&mut self, id: WeightId, shape: [usize; 2]) -> Result<Norm, EngineError> {
-        let mut weight = self.weights.vectors(id, shape)?;
-        let is_layer = self.config.norm.kind == NormKind::Layer;
+        let NormConfig { kind, eps, offset, has_weights } = self.config.norm;
+        let mut weight = if has_weights { self.weights.vectors(id, shape)? } else { vec![1.0; shape[0] * shape[1]] };
+        let is_layer = kind == NormKind::Layer;
         let mut bias =
             if is_layer && self.weights.contains(id.bias()) { Some(self.weights.vectors(id.bias(), shape)?) } else { None };
         // GGUF files have the offset added already.
         if matches!(self.weights, WeightSource::Safetensors { .. }) {
             for w in &mut weight {
-                *w += self.config.norm.offset;
+                *w += offset;
             }
         }
         // Nothing but a product is between it and the logits.
@@ -93,7 +94,6 @@ impl Weights for Loader<'_> {
             }
         }
         self.bytes += (size_of_val(&weight[..]) + bias.as_deref().map_or(0, size_of_val)) as u64;
-        let NormConfig { kind, eps, .. } = self.config.norm;
         Ok(Norm { kind, weight: weight.into(), bias: bias.map(Arc::new), eps })
     }
 

@@ -76,6 +76,8 @@ pub enum RopeScaling {
         /// Multiplied into cosines and sines.
         attention_factor: f32,
     },
+    /// Not at all, and elements turn the other way round (nanochat).
+    Backwards,
     /// As many frequencies as this are what they are, and the others 0: those elements do not turn (Gemma 4).
     Partial(usize),
     /// Each frequency has its own divisor, `[rotary_dim / 2]`.
@@ -151,7 +153,7 @@ impl RopeConfig {
             }
         }
         match &self.scaling {
-            RopeScaling::None => Ok(()),
+            RopeScaling::None | RopeScaling::Backwards => Ok(()),
             RopeScaling::Partial(turning) if (1..=dim / 2).contains(turning) => Ok(()),
             RopeScaling::Partial(turning) => Err(format!("{turning} of {} pairs turn", dim / 2)),
             RopeScaling::Linear(factor) => positive("rope factor", *factor),
@@ -196,6 +198,7 @@ impl RopeConfig {
                 let plain = self.theta.powf(-((2 * i) as f64) / self.rotary_dim as f64);
                 let frequency = match self.scaling {
                     RopeScaling::Linear(factor) => plain / factor,
+                    RopeScaling::Backwards => -plain,
                     RopeScaling::Partial(turning) if i >= turning => 0.0,
                     RopeScaling::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, original_max_positions } => {
                         let turns = original_max_positions as f64 * plain / TAU;

@@ -56,7 +56,7 @@ const fn family(name: &'static str) -> Family {
 }
 
 /// All of them.
-pub(super) const FAMILIES: [Family; 55] = [
+pub(super) const FAMILIES: [Family; 60] = [
     family("llama"),
     family("mistral"),
     family("qwen2"),
@@ -99,6 +99,11 @@ pub(super) const FAMILIES: [Family; 55] = [
     Family { own: |_| vec![("interleave_moe_layer_step", Value::U32(1))], ..family("ernie4_5_moe") },
     Family { windows: Windows::Flags, ..family("exaone_moe") },
     family("minimax_m2"),
+    Family { own: olmo, ..family("olmo") },
+    family("exaone"),
+    Family { own: minicpm, ..family("minicpm") },
+    family("orion"),
+    family("xverse"),
     Family { own: latent, ..family("deepseek_v2") },
     Family { own: latent, ..family("deepseek_v3") },
     Family { own: latent, ..family("glm4_moe_lite") },
@@ -254,6 +259,16 @@ fn granite(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
     let of_model =
         [("embedding_scale", Value::F32(config.embedding_scale)), ("logit_scale", Value::F32(config.logit_scale.recip()))];
     of_layers.chain(of_model).collect()
+}
+
+fn olmo(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+    let clip = first(config).and_then(|layer| layer.attention.clip);
+    clip.map(|clip| ("attention.clamp_kqv", Value::F32(clip))).into_iter().collect()
+}
+
+/// Scores are as ever.
+fn minicpm(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+    granite(config).into_iter().filter(|(key, _)| *key != "attention.scale").collect()
 }
 
 fn granite_hybrid(config: &DecoderConfig) -> Vec<(&'static str, Value)> {

@@ -152,7 +152,11 @@ fn windows(config: &DecoderConfig, family: &Family) -> Result<Vec<(&'static str,
 fn scaling(rope: &RopeConfig, makes_up: bool) -> Vec<(&'static str, Value)> {
     let original = |n: usize| ("original_context_length", Value::U32(u32::try_from(n).unwrap_or(u32::MAX)));
     match &rope.scaling {
-        RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) | RopeScaling::Partial(_) => Vec::new(),
+        RopeScaling::None
+        | RopeScaling::Backwards
+        | RopeScaling::Llama3 { .. }
+        | RopeScaling::Factors(_)
+        | RopeScaling::Partial(_) => Vec::new(),
         RopeScaling::Linear(factor) => vec![("type", Value::Text("linear".into())), ("factor", Value::F32(*factor as f32))],
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_positions, attention_factor, .. } => {
             // Readers multiply by this one besides.

@@ -122,12 +122,12 @@ impl<'a> Tensors<'a> {
         self.rope_factors();
         self.add(WeightId::global(Role::Embedding))?;
         for layer in 0..self.config.layers.len() {
-            let LayerConfig { norms, is_parallel, .. } = self.config.layers[layer];
+            let LayerConfig { norms, is_parallel, has_own_ffn_norm, .. } = self.config.layers[layer];
             // What one family calls the norm after attention is another's before the feed-forward network.
-            let (before, after) = (norms != Norms::After, norms != Norms::Before);
+            let [before, after] = [Norms::After, Norms::Before].map(|without| norms != without && self.config.norm.has_weights);
             let of_norms = [
                 (Role::AttnNorm, before),
-                (Role::FfnNorm, before && !is_parallel),
+                (Role::FfnNorm, before && (!is_parallel || has_own_ffn_norm)),
                 (Role::PostAttnNorm, after),
                 (Role::PostFfnNorm, after),
             ];
@@ -137,7 +137,9 @@ impl<'a> Tensors<'a> {
                 self.add_with_bias(WeightId::layer(layer, role))?;
             }
         }
-        self.add_with_bias(WeightId::global(Role::OutputNorm))?;
+        if self.config.norm.has_weights {
+            self.add_with_bias(WeightId::global(Role::OutputNorm))?;
+        }
         if self.config.tie_word_embeddings {
             self.used.insert(self.weights.name(WeightId::global(Role::Output)));
         } else {
@@ -318,8 +320,12 @@ impl<'a> Tensors<'a> {
                 add(Role::RopeFactorsLong, long.clone());
                 add(Role::RopeFactorsShort, short.clone());
             }
-            // No model that is made into a file has one of a part.
-            RopeScaling::None | RopeScaling::Linear(_) | RopeScaling::Yarn { .. } | RopeScaling::Partial(_) => {}
+            // No model that is made into a file has one of a part, or turns backwards.
+            RopeScaling::None
+            | RopeScaling::Backwards
+            | RopeScaling::Linear(_)
+            | RopeScaling::Yarn { .. }
+            | RopeScaling::Partial(_) => {}
         }
     }
 

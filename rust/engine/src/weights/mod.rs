@@ -154,7 +154,13 @@ impl WeightSource {
                 let name = id.gguf();
                 if files.contains(&name) { name } else { otherwise().unwrap_or(name) }
             }
-            Self::Safetensors { names, place, .. } => place.name(id.hugging_face(names)),
+            Self::Safetensors { files, names, place } => {
+                let name = place.name(id.hugging_face(names));
+                match id.hugging_face_otherwise(names).map(|other| place.name(other)) {
+                    Some(other) if !files.contains(&name) && files.contains(&other) => other,
+                    _ => name,
+                }
+            }
         }
     }
 

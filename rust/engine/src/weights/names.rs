@@ -5,6 +5,8 @@
 #[allow(missing_docs)]
 pub enum Role {
     Embedding,
+    /// Behind the token embedding.
+    EmbeddingNorm,
     OutputNorm,
     Output,
     /// The first dense layer behind the pooling of an embedding model.
@@ -214,7 +216,8 @@ impl CrossRole {
 /// The names of an architecture's Hugging Face checkpoints that differ from the usual ones. A `*` stands for the numbers 0, 1,
 /// ... of several vectors or of experts; without one, experts are stacked in one tensor. A `$` at the end says that no `.weight`
 /// follows, and `_bias` instead of `.bias`. Behind it may be said how stacked matrices lie, as in NumPy: `.T` of their transpose,
-/// `.T?` of that unless the shape is of themselves, `[1::2]` of every second row from row 1 on.
+/// `.T?` of that unless the shape is of themselves, `[1::2]` of every second row from row 1 on. A role that is there twice has
+/// its second name in checkpoints without the first.
 pub type Names = &'static [(Role, &'static str)];
 
 impl Role {
@@ -223,6 +226,7 @@ impl Role {
     const fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Embedding => ("token_embd", "model.embed_tokens"),
+            Self::EmbeddingNorm => ("token_embd_norm", "model.embedding_norm"),
             Self::OutputNorm => ("output_norm", "model.norm"),
             Self::Output => ("output", "lm_head"),
             Self::Dense2 => ("dense_2", "dense_2.linear"),
@@ -330,6 +334,8 @@ impl Role {
 pub struct ModelPlace {
     /// What names begin with in place of `model.`.
     model: &'static str,
+    /// What layers are called behind that.
+    layers: &'static str,
     /// What stands before all other names.
     others: &'static str,
 }
@@ -343,17 +349,24 @@ impl Default for ModelPlace {
 
 impl ModelPlace {
     /// All that are known.
-    const ALL: [Self; 7] = [
-        Self { model: "model.", others: "" },
-        Self { model: "model.language_model.", others: "" },
-        Self { model: "model.text_model.", others: "" },
-        Self { model: "language_model.model.", others: "language_model." },
-        Self { model: "model.language_model.model.", others: "model.language_model." },
+    const ALL: [Self; 9] = [
+        Self::at("model.", ""),
+        Self::at("model.language_model.", ""),
+        Self::at("model.text_model.", ""),
+        Self::at("language_model.model.", "language_model."),
+        Self::at("model.language_model.model.", "model.language_model."),
         // Mamba and Nemotron-H.
-        Self { model: "backbone.", others: "" },
+        Self::at("backbone.", ""),
+        // As GPT-NeoX and GPT-2 are, by themselves.
+        Self::at("gpt_neox.", ""),
+        Self { layers: "h.", ..Self::at("transformer.", "") },
         // Without what gives logits.
-        Self { model: "", others: "" },
+        Self::at("", ""),
     ];
+
+    const fn at(model: &'static str, others: &'static str) -> Self {
+        Self { model, layers: "layers.", others }
+    }
 
     /// The one at which a checkpoint has a token embedding.
     pub fn find(names: Names, contains: impl Fn(&str) -> bool) -> Self {
@@ -364,14 +377,17 @@ impl ModelPlace {
 
     /// Whether it is by itself.
     pub fn is_alone(self) -> bool {
-        self == Self::default()
+        ["model.", "gpt_neox.", "transformer."].contains(&self.model)
     }
 
     /// What a decoder by itself calls a module of the decoder, wherever that lies; other names stay.
     pub fn plain(name: &str) -> String {
         let at = |place: &Self| {
             let within = name.strip_prefix(place.model);
-            let within = within.filter(|rest| ["layers.", "embed_tokens"].iter().any(|first| rest.starts_with(first)));
+            let within = within.and_then(|rest| match rest.strip_prefix(place.layers) {
+                Some(rest) => Some(format!("layers.{rest}")),
+                None => rest.starts_with("embed_tokens").then(|| rest.to_owned()),
+            });
             let beside = name.strip_prefix(place.others).filter(|rest| rest.starts_with("lm_head"));
             within.map(|rest| format!("model.{rest}")).or(beside.map(str::to_owned))
         };
@@ -381,7 +397,10 @@ impl ModelPlace {
     /// The name there of what a decoder by itself calls so.
     pub fn name(self, name: String) -> String {
         match name.strip_prefix("model.") {
-            Some(rest) => format!("{}{rest}", self.model),
+            Some(rest) => match rest.strip_prefix("layers.") {
+                Some(rest) => format!("{}{}{rest}", self.model, self.layers),
+                None => format!("{}{rest}", self.model),
+            },
             None if self.others.is_empty() => name,
             None => format!("{}{name}", self.others),
         }
@@ -480,6 +499,12 @@ impl WeightId {
     pub fn hugging_face(self, names: Names) -> String {
         let own = names.iter().find(|(role, _)| *role == self.role).map(|(_, name)| *name);
         self.full("model.layers", own.unwrap_or(self.role.names().1))
+    }
+
+    /// The name in one that lacks that.
+    pub fn hugging_face_otherwise(self, names: Names) -> Option<String> {
+        let (_, name) = names.iter().filter(|(role, _)| *role == self.role).nth(1)?;
+        Some(self.full("model.layers", name))
     }
 
     /// How stacked matrices lie in the tensor of that name.

@@ -29,7 +29,8 @@ pub(super) const V2: Architecture = Architecture {
 };
 
 pub(super) const V3: Architecture = Architecture {
-    model_types: &["deepseek_v3"],
+    // Kimi K2 is one by another name.
+    model_types: &["deepseek_v3", "kimi_k2"],
     class: "DeepseekV3ForCausalLM",
     from_hf: |fields| from_hf("deepseek_v3", fields),
     from_gguf: |fields| from_gguf("deepseek_v3", fields),

@@ -1,4 +1,4 @@
-//! dots.llm1, Hunyuan 3, Solar Open and Sarvam: experts chosen as in DeepSeek-V3 (arXiv:2412.19437), and plain attention.
+//! dots.llm1, Hunyuan 3, Solar Open, Sarvam and Ling: experts chosen as in DeepSeek-V3 (arXiv:2412.19437), and plain attention.
 
 use device::RopeStyle;
 use serde_json::{Value, json};
@@ -71,6 +71,63 @@ pub(super) const SARVAM: Architecture = Architecture {
         deepseek::with_sigmoid_experts(with_norms(config), experts, fields)
     },
 };
+
+/// Ling and Ring 2, and the first generation of them, whose scores are a softmax's.
+pub(super) const BAILING_V2: Architecture =
+    Architecture { model_types: &["bailing_moe_v2"], class: "BailingMoeV2ForCausalLM", from_hf: read_second_bailing, ..SARVAM };
+
+pub(super) const BAILING: Architecture = Architecture {
+    model_types: &["bailing_moe"],
+    class: "BailingMoeForCausalLM",
+    gguf: "bailingmoe",
+    from_hf: |fields| {
+        // Files of the second generation have that name too.
+        let classes = fields.texts("architectures")?.unwrap_or_default();
+        if classes.iter().any(|class| class == BAILING_V2.class) {
+            return read_second_bailing(fields);
+        }
+        let usual = json!({
+            "topk_method": "greedy", "use_qk_norm": false, "routed_scaling_factor": 1.0, "first_k_dense_replace": 0,
+            "norm_topk_prob": true,
+        });
+        read_bailing("bailing_moe", &fields.with_defaults(&usual))
+    },
+    // The converter permutes the rows of q and k.
+    from_gguf: |fields| {
+        let (config, experts) = fields.mixture("bailing_moe", RopeStyle::Interleaved)?;
+        let num_dense = fields.size("leading_dense_block_count")?.unwrap_or(0);
+        Ok(config.with_experts(experts, |layer| layer >= num_dense))
+    },
+    ..SARVAM
+};
+
+fn read_second_bailing(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    fields.only(&[("score_function", json!("sigmoid"))])?;
+    read_bailing("bailing_moe_v2", &fields.with_defaults(&json!({"partial_rotary_factor": 0.5, "n_group": 8, "topk_group": 4})))
+}
+
+fn read_bailing(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    fields.only(&[
+        ("norm_head", json!(false)),
+        ("norm_softmax", json!(false)),
+        ("use_bias", json!(false)),
+        ("multi_gate", json!(false)),
+    ])?;
+    let (width, heads) = (fields.required_size("hidden_size")?, fields.required_size("num_attention_heads")?);
+    let kv_heads = fields.size("num_key_value_heads")?.unwrap_or(heads);
+    let usual = json!({"head_dim": width / heads.max(1), "num_key_value_heads": kv_heads, "rope_theta": 10_000.0});
+    let mut fields = fields.with_defaults(&usual);
+    if fields.value("head_dim").is_none() {
+        fields.object.insert("head_dim".into(), usual["head_dim"].clone());
+    }
+    let shared = fields.size("moe_shared_expert_intermediate_size")?;
+    let usual = fields.required_size("moe_intermediate_size")? * fields.size("num_shared_experts")?.unwrap_or(1);
+    if let Some(other) = shared.filter(|width| *width != usual) {
+        let why = format!("is {other}; implemented: {usual}, that of the shared experts");
+        return Err(fields.error("moe_shared_expert_intermediate_size", why));
+    }
+    Ok(DecoderConfig { architecture, ..read_sarvam(&fields)? })
+}
 
 fn read_sarvam(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let or = |key, usual: Value| fields.value(key).unwrap_or(usual);

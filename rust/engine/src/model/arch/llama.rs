@@ -20,6 +20,17 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
 };
 
+/// XVERSE: a llama by another name.
+pub(super) const XVERSE: Architecture = Architecture {
+    model_types: &["xverse"],
+    class: "XverseForCausalLM",
+    gguf: "xverse",
+    names: &[],
+    from_hf: |fields| fields.decoder("xverse"),
+    // The converter permutes the rows of q and k.
+    from_gguf: |fields| fields.decoder("xverse", RopeStyle::Interleaved),
+};
+
 /// A llama by another name, with heads of a width of its own.
 pub(super) const IQUEST_CODER: Architecture = Architecture {
     model_types: &["iquestcoder"],

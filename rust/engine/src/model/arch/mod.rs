@@ -8,7 +8,9 @@ mod cohere2;
 mod deepseek;
 mod dots1;
 mod ernie4_5;
+mod exaone;
 mod exaone4;
+mod falcon;
 mod falcon_h1;
 mod flint;
 mod gemma;
@@ -18,7 +20,9 @@ mod gemma3n;
 mod gemma4;
 mod glm4;
 mod glm4_moe;
+mod gpt_neox;
 mod gpt_oss;
+mod gptj;
 mod granite;
 mod granite_hybrid;
 mod granite_moe;
@@ -26,22 +30,28 @@ mod granite_swa;
 mod helium;
 mod hunyuan;
 mod hunyuan_moe;
+mod internlm;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
 mod llama4;
 mod mamba;
+mod minicpm;
 mod minimax_m2;
 mod ministral3;
 mod mistral;
 mod mistral4;
 mod mixtral;
 mod mllama;
+mod nanochat;
 mod nemotron;
 mod nemotron_h;
+mod olmo;
 mod olmo2;
 mod olmo3;
 mod olmoe;
+mod orion;
+mod persimmon;
 mod phi2;
 mod phi3;
 mod phimoe;
@@ -125,6 +135,18 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             llama::IQUEST_CODER,
             mistral::CWM,
             mllama::ARCHITECTURE,
+            olmo::ARCHITECTURE,
+            gpt_neox::ARCHITECTURE,
+            falcon::ARCHITECTURE,
+            gptj::ARCHITECTURE,
+            persimmon::ARCHITECTURE,
+            nanochat::ARCHITECTURE,
+            exaone::ARCHITECTURE,
+            internlm::SECOND,
+            internlm::THIRD,
+            minicpm::ARCHITECTURE,
+            orion::ARCHITECTURE,
+            llama::XVERSE,
         ],
     ),
     (
@@ -152,12 +174,22 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             qwen3_moe::MELLUM,
             flint::ARCHITECTURE,
             dots1::SARVAM,
+            dots1::BAILING,
+            dots1::BAILING_V2,
             afmoe::ARCHITECTURE,
         ],
     ),
     (
         "latent attention",
-        &[deepseek::V2, deepseek::V3, deepseek::GLM4_MOE_LITE, deepseek::YOUTU, deepseek::SARVAM_MLA, mistral4::ARCHITECTURE],
+        &[
+            deepseek::V2,
+            deepseek::V3,
+            deepseek::GLM4_MOE_LITE,
+            deepseek::YOUTU,
+            deepseek::SARVAM_MLA,
+            mistral4::ARCHITECTURE,
+            minicpm::THIRD,
+        ],
     ),
     (
         "recurrent layers",
@@ -178,7 +210,7 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
 
 /// Architectures whose rows of q and k llama.cpp's converter puts in another order, so that they are rotated in neighbouring
 /// pairs.
-pub(crate) const PERMUTED: [&str; 11] = [
+pub(crate) const PERMUTED: [&str; 17] = [
     "llama",
     "mistral",
     "mixtral",
@@ -190,6 +222,12 @@ pub(crate) const PERMUTED: [&str; 11] = [
     "granite_swa",
     "granitemoe_swa",
     "arcee",
+    "olmo",
+    "internlm2",
+    "internlm3",
+    "minicpm",
+    "xverse",
+    "bailing_moe",
 ];
 
 /// Every architecture that is implemented.

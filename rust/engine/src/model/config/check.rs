@@ -155,6 +155,11 @@ impl DecoderConfig {
             return Err(format!("{num_heads} attention heads are not a multiple of {num_kv_heads} key and value heads"));
         }
         positive("attention scale", attention.scale)?;
+        attention.clip.map_or(Ok(()), |clip| positive("bound of queries, keys and values", clip))?;
+        let groups = attention.qkv_groups;
+        if groups == 0 || !num_kv_heads.is_multiple_of(groups) {
+            return Err(format!("{num_kv_heads} key and value heads are not a multiple of {groups} groups in one matrix"));
+        }
         attention.v_norm.map_or(Ok(()), |eps| positive("epsilon of the norm of values", eps))?;
         attention.softcap.map_or(Ok(()), |cap| positive("softcap of attention scores", cap))?;
         for (what, reach) in [("sliding window", attention.window), ("chunk of attention", attention.chunk)] {

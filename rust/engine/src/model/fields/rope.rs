@@ -93,6 +93,8 @@ impl HfFields<'_> {
             // Transformers takes mrope for another name of it.
             "default" | "mrope" => RopeScaling::None,
             "dynamic" if fields.value("alpha").is_some() => RopeScaling::None,
+            // The base changes beyond that length, which no request is.
+            "dynamic" if original >= max_positions => RopeScaling::None,
             "dynamic" => {
                 return Err(fields.error(
                     "rope_type",
