@@ -89,6 +89,8 @@ mod _core {
     #[pymodule_export]
     use crate::streaming::ChatCompletionStreamer;
     #[pymodule_export]
+    use crate::videos::Video;
+    #[pymodule_export]
     use crate::which::Which;
 
     #[pymodule_init]

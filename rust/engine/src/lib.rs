@@ -50,6 +50,7 @@ pub use event_sink::{Event, EventSink};
 pub use generation_config::GenerationConfig;
 pub use grammar::{Grammar, GrammarFault, check_strict};
 pub use images;
+pub use video;
 pub use importance::Importance;
 pub use isq::Isq;
 pub use kv_events::{KvEventsConfig, KvEventsStats};

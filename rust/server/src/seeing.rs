@@ -1,13 +1,16 @@
-//! The images and sounds of a request, fetched beside the server's thread.
+//! The images, sounds and videos of a request, fetched beside the server's thread.
 
 use std::sync::Arc;
 
 use engine::{
     GenerationRequest, Media as Given, MediaKind, Message, Prompt,
     audio::{self, Sound, SoundError},
-    images,
+    images, video,
 };
-use openai::{ApiError, media};
+use openai::{
+    ApiError,
+    media::{self, Named},
+};
 use tokio::sync::Semaphore;
 
 use crate::{
@@ -62,8 +65,8 @@ pub async fn place_all(app: &App, requests: &mut [GenerationRequest]) -> Result<
     Ok(())
 }
 
-/// Puts the images and sounds of messages in place, of which there may be so many. Together they may have as many pixels as one
-/// image may, and as many seconds as one sound.
+/// Puts the images, sounds and videos of messages in place, of which there may be so many. Together they may have as many pixels as
+/// one image may, as many seconds as one sound, and as many bytes as one video.
 pub async fn place(app: &App, mut messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
     if !media::are_pending(&messages) {
         return Ok(messages);
@@ -73,12 +76,13 @@ pub async fn place(app: &App, mut messages: Vec<Message>) -> Result<Vec<Message>
     app.seeing
         .decode(move || {
             let (mut of_images, mut of_sounds) = (images::Limits::default(), audio::Limits::default());
+            let mut of_videos = video::Limits::default();
             let mut num_given: usize = messages.iter().map(|message| message.media.len()).sum();
-            media::place(&mut messages, |kind, url| {
+            media::place(&mut messages, |Named { kind, url, fps }| {
                 num_given += 1;
                 if num_given > max_images {
                     return Err(format!(
-                        "a request may have {max_images} images and sounds; the server's --max-num-images allows more"
+                        "a request may have {max_images} images, sounds and videos; the server's --max-num-images allows more"
                     ));
                 }
                 match kind {
@@ -91,6 +95,13 @@ pub async fn place(app: &App, mut messages: Vec<Message>) -> Result<Vec<Message>
                         let bytes = web.bytes(url, kind, of_sounds.max_bytes).map_err(|error| error.0)?;
                         let sound = hear(&bytes, &mut of_sounds).map_err(|error| error.to_string())?;
                         Ok(Given::Sound(Arc::new(sound)))
+                    }
+                    MediaKind::Video => {
+                        let video = web.video(url, fps, &of_videos).map_err(|error| error.0)?;
+                        let pixels = video.given().map_or(0, |_| video.num_bytes() as u64 / 3);
+                        of_videos.max_kept_pixels = of_videos.max_kept_pixels.saturating_sub(pixels);
+                        of_videos.max_bytes = of_videos.max_bytes.saturating_sub(video.file().map_or(0, <[u8]>::len));
+                        Ok(Given::Video(Arc::new(video)))
                     }
                 }
             })?;
