@@ -57,8 +57,10 @@ def frames(name: str, count: int, size: tuple[int, int]) -> np.ndarray:
 
 
 def positions(kinds: list[int], grids: dict[int, list[list[int]]], intervals: list[float], merge: int) -> Any:
-    """`[3, 1, tokens]` as the models were trained (Transformers up to 4.57, vLLM): what comes behind a video goes on behind its
-    largest coordinate, time among them, which Transformers 5.24 leaves out."""
+    """`[3, 1, tokens]` as the models were trained (Transformers up to 4.57, vLLM).
+
+    What comes behind a video goes on behind its largest coordinate, time among them, which Transformers 5.24 leaves out.
+    """
     import torch
 
     grids, intervals, found, at = {kind: list(of) for kind, of in grids.items()}, list(intervals), [], 0
@@ -123,9 +125,7 @@ class Videos:
         text = self.tokenizer.apply_chat_template(messages, chat_template=TEMPLATE, tokenize=False, add_generation_prompt=True)
         given = [frames(name, count, self.size) for name, count, _ in videos]
         seen = [self.processor(videos=[video], return_tensors="pt") for video in given]
-        inputs: dict[str, Any] = {
-            key: torch.cat([one[key] for one in seen]) for key in ("pixel_values_videos", "video_grid_thw")
-        }
+        inputs: dict[str, Any] = {key: torch.cat([one[key] for one in seen]) for key in ("pixel_values_videos", "video_grid_thw")}
         grids = {1: [], 2: inputs["video_grid_thw"].tolist()}
         for grid, (_, count, fps) in zip(grids[2], videos, strict=True):
             text = text.replace("<|video_pad|>", self.replaced(grid, count, fps).replace("pad", "pad "), 1)

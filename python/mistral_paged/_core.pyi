@@ -1173,9 +1173,7 @@ class Sound:
 
 @final
 class Video:
-    def __new__(
-        cls, source: Any, *, fps: float | None = None, allowed_media_domains: AnySequence[str] | None = None
-    ) -> Self: ...
+    def __new__(cls, source: Any, *, fps: float | None = None, allowed_media_domains: AnySequence[str] | None = None) -> Self: ...
     @property
     def num_frames(self) -> int: ...
     @property

@@ -320,7 +320,11 @@ MODEL = (
         section="model",
     ),
     Flag(
-        ("--max-num-images",), "serve multimodal: images, sounds and videos of a request at most; default 16", "N", int, section="model"
+        ("--max-num-images",),
+        "serve multimodal: images, sounds and videos of a request at most; default 16",
+        "N",
+        int,
+        section="model",
     ),
     Flag(("--max-image-length",), "for device mapping", "N", left_out="use --max-edge", section="model"),
     Flag(

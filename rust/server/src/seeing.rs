@@ -11,7 +11,7 @@ use openai::{
     ApiError,
     media::{self, Named},
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     StartError,
@@ -21,10 +21,10 @@ use crate::{
     media::{Media, MediaError},
 };
 
-/// Requests whose images and sounds are fetched and decoded at once; others wait.
+/// Requests whose images, sounds and videos are fetched and decoded at once; others wait.
 pub const MAX_AT_ONCE: usize = 2;
 
-/// How a server gets at images and sounds.
+/// How a server gets at images, sounds and videos.
 pub struct Seeing {
     media: Arc<Media>,
     max_images: usize,
@@ -38,13 +38,28 @@ impl Seeing {
         Ok(Self { media: Arc::new(media), max_images: config.max_num_images, turns: Arc::new(Semaphore::new(MAX_AT_ONCE)) })
     }
 
+    /// One of the turns, of which there are [`MAX_AT_ONCE`].
+    async fn turn(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        turn.map_err(|_| internal("the server no longer fetches images, sounds and videos".into()))
+    }
+
+    /// A turn for requests whose videos are decoded as they are submitted; none for others.
+    pub async fn turn_of(&self, requests: &[GenerationRequest]) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        let is_video = |media: &Given| media.kind() == MediaKind::Video;
+        let has_videos = |request: &GenerationRequest| match &request.prompt {
+            Prompt::Chat { messages, .. } => messages.iter().any(|message| message.media.iter().any(is_video)),
+            _ => false,
+        };
+        if requests.iter().any(has_videos) { self.turn().await.map(Some) } else { Ok(None) }
+    }
+
     /// Runs `work`, which fetches or decodes, beside the server's thread, once fewer than [`MAX_AT_ONCE`] do.
     pub async fn decode<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let turn = Arc::clone(&self.turns).acquire_owned().await;
-        let turn = turn.map_err(|_| internal("the server no longer fetches images and sounds".into()))?;
+        let turn = self.turn().await?;
         let work = move || {
             // The turn is the work's: it goes on when the client has gone.
             let _turn = turn;
@@ -55,7 +70,7 @@ impl Seeing {
     }
 }
 
-/// Puts the images and sounds of requests in place.
+/// Puts the images, sounds and videos of requests in place.
 pub async fn place_all(app: &App, requests: &mut [GenerationRequest]) -> Result<(), ApiError> {
     for request in requests {
         if let Prompt::Chat { messages, .. } = &mut request.prompt {
