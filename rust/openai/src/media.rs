@@ -40,6 +40,7 @@ fn check_taken(place: &str, part_type: &str, kind: MediaKind, context: &ModelCon
     let takes = match context.media[..] {
         [] => "text only",
         [MediaKind::Image, MediaKind::Sound, ..] => "text, images and sounds",
+        [MediaKind::Image, MediaKind::Video, ..] => "text, images and videos",
         [MediaKind::Image, ..] => "text and images",
         [MediaKind::Sound, ..] => "text and sounds",
         [MediaKind::Video, ..] => "text and videos",

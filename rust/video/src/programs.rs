@@ -205,7 +205,8 @@ pub(crate) fn frames<E: From<VideoError>>(
                 return (0..missing).try_for_each(|_| taker(frame.clone()));
             }
             Err(source) => {
-                running.end(false)?;
+                // One that goes on writing is not waited for.
+                running.end(source.kind() != io::ErrorKind::UnexpectedEof)?;
                 return Err(VideoError::Malformed { format, reason: source.to_string() }.into());
             }
         }

@@ -58,7 +58,7 @@ use projector::Projector;
 use resampler::Resampler;
 use speech::Speech;
 use tower::Tower;
-use video::Moment;
+use self::video::Moment;
 
 /// How a model sees and hears.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
