@@ -39,6 +39,7 @@ mod sounds;
 mod source;
 mod stats;
 mod streaming;
+mod videos;
 mod warnings;
 mod which;
 

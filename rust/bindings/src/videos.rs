@@ -75,7 +75,11 @@ pub fn fps(dict: &Bound<'_, PyDict>) -> PyResult<Option<f64>> {
 }
 
 fn checked(fps: f64) -> PyResult<f64> {
-    if fps > 0.0 && fps <= 1000.0 { Ok(fps) } else { Err(invalid(format!("`fps` is {fps}; it must be over 0 and not over 1000"))) }
+    if fps > 0.0 && fps <= 1000.0 {
+        Ok(fps)
+    } else {
+        Err(invalid(format!("`fps` is {fps}; it must be over 0 and not over 1000")))
+    }
 }
 
 /// What `object` is; errors name it as `place`.

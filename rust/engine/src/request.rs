@@ -186,8 +186,8 @@ impl Prompt {
         }
     }
 
-    /// Whether there are images, sounds or videos. Before it can be submitted an image takes up to a second, a sound of 40 minutes
-    /// 10 to 20, and a video up to a minute.
+    /// Whether there are images, sounds or videos. Before it can be submitted an image takes up to a second, a sound of 40
+    /// minutes 10 to 20, and a video up to a minute.
     pub fn has_media(&self) -> bool {
         let any = |messages: &[Message]| messages.iter().any(|message| !message.media.is_empty());
         match self {

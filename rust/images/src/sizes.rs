@@ -72,9 +72,9 @@ pub(crate) fn qwen2_vl((height, width): (usize, usize), factor: usize, min_pixel
     }
 }
 
-/// GLM-4.1V's `smart_resize`, and that of Qwen3-VL's videos: as Qwen2-VL's over all pixels of so many frames, of which a patch has
-/// so many. An image of which an edge is less than `factor` is first made larger. `None` where an edge is more than 200 times the
-/// other.
+/// GLM-4.1V's `smart_resize`, and that of Qwen3-VL's videos: as Qwen2-VL's over all pixels of so many frames, of which a patch
+/// has so many. An image of which an edge is less than `factor` is first made larger. `None` where an edge is more than 200 times
+/// the other.
 pub(crate) fn glm4v(
     (height, width): (usize, usize),
     factor: usize,

@@ -1,8 +1,8 @@
 //! Images, sounds and videos in messages: what names them, and putting them in its place.
 //!
 //! [`crate::messages::parse`] leaves a part `{"type": "image_url", "image_url": URL, "param": PLACE}` for each image, whichever
-//! interface it came by, `{"type": "audio_url", "audio_url": URL, "param": PLACE}` for each sound, and the same of `video_url` for
-//! each video. Whoever may fetch them calls [`place`] before the engine gets the messages.
+//! interface it came by, `{"type": "audio_url", "audio_url": URL, "param": PLACE}` for each sound, and the same of `video_url`
+//! for each video. Whoever may fetch them calls [`place`] before the engine gets the messages.
 
 use engine::{Media, MediaKind, Message, MessageContent};
 use serde_json::{Value, json};

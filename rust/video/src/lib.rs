@@ -254,13 +254,9 @@ impl Video {
         mut taker: impl FnMut(&RgbImage) -> Result<(), E>,
     ) -> Result<(), E> {
         match &self.source {
-            Source::Frames(frames) => {
-                numbers.iter().try_for_each(|&number| taker(frames.get(number).ok_or(VideoError::Empty)?))
-            }
+            Source::Frames(frames) => numbers.iter().try_for_each(|&number| taker(frames.get(number).ok_or(VideoError::Empty)?)),
             Source::Gif(bytes) => gif::frames(bytes, numbers, &self.limits, taker),
-            Source::File(bytes, container) => {
-                programs::frames((bytes, *container), numbers, &self.limits, |frame| taker(&frame))
-            }
+            Source::File(bytes, container) => programs::frames((bytes, *container), numbers, &self.limits, |frame| taker(&frame)),
         }
     }
 }

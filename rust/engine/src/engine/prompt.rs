@@ -33,7 +33,8 @@ pub fn media_of(shared: &Shared, messages: &[Message]) -> Result<Vec<Vec<Arc<Pro
     if num_rows >= max_len {
         let is_seen = media.iter().any(|media| media.kind() == MediaKind::Video);
         let (given, hint) = if is_seen { ("videos and sounds", " or smaller (max_edge)") } else { ("sounds", "") };
-        let message = format!("the {given} take {num_rows} tokens, and the model's context has {max_len}: make them shorter{hint}");
+        let message =
+            format!("the {given} take {num_rows} tokens, and the model's context has {max_len}: make them shorter{hint}");
         return Err(EngineError::PromptTooLong { prompt_tokens: num_rows, max_tokens: max_len, message });
     }
     let has_images = media.iter().any(|media| media.kind() == MediaKind::Image);

@@ -17,8 +17,8 @@ mod qwen;
 mod video;
 mod whisper;
 
-pub(super) use phi4::PHI4;
 pub(super) use self::video::families_with_videos;
+pub(super) use phi4::PHI4;
 pub(super) use whisper::{QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE, VOXTRAL};
 
 use std::path::Path;

@@ -2,7 +2,6 @@
 
 use device::{Activation, NormKind};
 
-use super::{speech::SpeechConfig, video::VideoConfig};
 pub use super::{
     conformer::{
         config::{ConformerConfig, ConformerStyle},
@@ -11,6 +10,7 @@ pub use super::{
     hard::{Filled, HardTokens},
     mobile::config::MobileConfig,
 };
+use super::{speech::SpeechConfig, video::VideoConfig};
 
 /// An encoder of images or of sounds, and how its outputs come into a prompt. A chunk of a sound is to it a tile of one row,
 /// whose patches are frames.

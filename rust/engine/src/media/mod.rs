@@ -45,6 +45,7 @@ pub(crate) use encoders::Encoders;
 pub(crate) use layout::ItemLayout;
 pub(crate) use weights::TowerWeights;
 
+use self::video::Moment;
 use crate::{
     EngineError, Media, MediaKind,
     model::{DecoderConfig, decoder::VectorRows, part::stored},
@@ -58,7 +59,6 @@ use projector::Projector;
 use resampler::Resampler;
 use speech::Speech;
 use tower::Tower;
-use self::video::Moment;
 
 /// How a model sees and hears.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

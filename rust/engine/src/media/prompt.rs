@@ -179,8 +179,8 @@ pub(crate) fn with_row_ids<'a>(items: Option<&PromptItems>, token_ids: &'a [u32]
 }
 
 /// As Qwen2-VL counts: text goes on behind the largest coordinate of what is before it, and so does an image, with its rows and
-/// columns from there. Groups of a video's frames have one beginning, and differ in their time. Returns what is added to positions
-/// behind the last image.
+/// columns from there. Groups of a video's frames have one beginning, and differ in their time. Returns what is added to
+/// positions behind the last image.
 fn add_coordinates(items: &[PlacedItem], coordinates: &mut Vec<[u32; 3]>) -> i64 {
     let (mut next, mut start) = (0, 0);
     for PlacedItem { item, positions } in items {

@@ -134,12 +134,7 @@ impl PromptItem {
         Ok(items)
     }
 
-    fn group(
-        config: &MediaConfig,
-        taken: &VideoConfig,
-        frames: &[RgbImage],
-        moment: Moment,
-    ) -> Result<Arc<Self>, EngineError> {
+    fn group(config: &MediaConfig, taken: &VideoConfig, frames: &[RgbImage], moment: Moment) -> Result<Arc<Self>, EngineError> {
         let tile = taken.processor.tile(frames);
         let processed = Processed { original: (tile.height, tile.width), tiles: vec![tile], grid: (0, 0), whole: 0 };
         config.check_tiles(&processed)?;

@@ -247,12 +247,7 @@ impl<'a> TowerWeights<'a> {
     }
 
     /// The same over the values of several frames, which lie channel by channel and in each frame by frame.
-    pub(crate) fn frame_patches(
-        &mut self,
-        name: &str,
-        rows: usize,
-        [frames, side]: [usize; 2],
-    ) -> Result<Linear, EngineError> {
+    pub(crate) fn frame_patches(&mut self, name: &str, rows: usize, [frames, side]: [usize; 2]) -> Result<Linear, EngineError> {
         let weight = format!("{name}.weight");
         let stored = self.values(&weight, &[rows, 3, frames, side, side])?;
         let (len, cols) = (3 * frames * side * side, (3 * frames * side * side).next_multiple_of(COLUMNS));

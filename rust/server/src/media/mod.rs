@@ -246,7 +246,8 @@ fn data(rest: &str, wanted: MediaKind) -> Result<Vec<u8>, MediaError> {
     BASE64.decode(text.trim()).map_err(|error| MediaError(format!("the data: URL is no base64: {error}")))
 }
 
-/// The files of frames that a `data:` URL gives singly, as vLLM takes them: `data:video/jpeg;base64,FRAME,FRAME`. `None` for others.
+/// The files of frames that a `data:` URL gives singly, as vLLM takes them: `data:video/jpeg;base64,FRAME,FRAME`. `None` for
+/// others.
 fn frames_of(url: &str) -> Option<Result<Vec<Vec<u8>>, MediaError>> {
     const BEGIN: &str = "data:video/jpeg;base64,";
     let texts = url.get(BEGIN.len()..).filter(|_| url[..BEGIN.len()].eq_ignore_ascii_case(BEGIN))?;

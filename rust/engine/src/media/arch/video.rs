@@ -42,7 +42,9 @@ impl MediaConfig {
         max_edge: Option<usize>,
     ) -> Result<Self, EngineError> {
         let model_type = whole.text("model_type")?.unwrap_or_default();
-        let Some((_, rules, told)) = FAMILIES.iter().find(|(names, ..)| names.contains(&&model_type[..])) else { return Ok(self) };
+        let Some((_, rules, told)) = FAMILIES.iter().find(|(names, ..)| names.contains(&&model_type[..])) else {
+            return Ok(self);
+        };
         let token = |key: &str| {
             let id = whole.size(key)?.map(u32::try_from).transpose();
             id.map_err(|_| whole.error(key, "is no token id"))
