@@ -48,7 +48,7 @@ plain x-lora lora gguf x-lora-gguf lora-gguf ggml x-lora-ggml lora-ggml vision-p
 NOT_THERE = """
 --format --max-seq-len --max-batch-size --max-decode-steps-before-prefill --disable-request-id-header --quant
 --from-uqff --isq-organization --topology --device-layers --xlora --xlora-order
---max-image-length --video --agent
+--max-image-length --agent
 --enable-search --mcp-config --enable-code-execution --enable-shell --mcp-port --max-tool-rounds --tool-dispatch-url
 """
 """Flags that are planned or left out; every other one works."""
@@ -207,7 +207,7 @@ def test_a_newer_line_stays_as_it_is(words: list[str]) -> None:
         (["-i=1", "plain"], "unexpected value '1' for '-i'; it takes none"),
         (
             ["-i", "diffusion", "-m", "M"],
-            "the selector 'diffusion' is not supported yet; this version takes text, images and sounds only",
+            "the selector 'diffusion' is not supported yet; this version makes text only",
         ),
         (["-i", "lora", "-m", "M", "-a", "A", "-a", "B", "-x", "C"], "unexpected argument '-x' behind 'lora'"),
         (["--vi", "plain", "-m", "M"], "the argument '--vi' cannot be used with the selector 'plain'; it is a chat about images"),

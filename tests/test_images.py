@@ -252,8 +252,6 @@ def test_parts_that_cannot_be_honoured_are_refused_by_name() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             ChatCompletionRequest([{"role": "user", "content": [part]}], "default")
-    with pytest.raises(NotImplementedError, match="video_url"):
-        ChatCompletionRequest([{"role": "user", "content": [{"type": "video_url", "video_url": "x"}]}], "default")
     with pytest.raises(ValueError, match="loaded for text"):
         ask(about(file()), runner_of("text", "llama"))
 

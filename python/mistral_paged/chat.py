@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mistral_paged import ChatCompletionRequest, RgbImage, Runner, Sound, Usage
+from mistral_paged import ChatCompletionRequest, RgbImage, Runner, Sound, Usage, Video
 from mistral_paged.console import Lines, note
 from mistral_paged.flags import SAMPLING_DEFAULTS as SAMPLING
 from mistral_paged.flags import Usage as WrongUsage
@@ -21,7 +21,9 @@ SETTINGS: dict[str, tuple[str, Callable[[str], float], Callable[[float], bool], 
 }
 """Commands of the chat that set a field: the field, its type, what it can be, and that in words."""
 KINDS = ("auto", "text", "multimodal")
-"""What `run` says of the model. Of these, auto is text, or with `--image` or `--audio` multimodal."""
+"""What `run` says of the model. Of these, auto is text, or with `--image`, `--video` or `--audio` multimodal."""
+PARTS: dict[str, Callable[[Path], Any]] = {"image": RgbImage, "video": Video, "audio": Sound}
+"""What a message may have beside text."""
 MULTIMODAL = "`run multimodal` sees images, hears sounds, or does both"
 """What takes what a model of text does not."""
 CHAT_HELP = """\
@@ -33,6 +35,7 @@ CHAT_HELP = """\
 /topk N            the N likeliest tokens
 /topp P            the likeliest tokens that have probability P together
 /image FILE        an image for the next message; may be given again
+/video FILE        a video for the next message; may be given again
 /audio FILE        a sound for the next message; may be given again
 /adapter ALIAS     the adapter that answers; without ALIAS none
 Ctrl-C stops an answer; what there is of it stays in the conversation."""
@@ -47,10 +50,10 @@ def describe_command(command: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses a kind that cannot be run, and images and sounds without an answer, before a model is loaded; `Usage`."""
+    """Refuses a kind that cannot be run, and images, videos and sounds without an answer, before a model is loaded; `Usage`."""
     if options.kind not in KINDS:
         raise WrongUsage(f"argument KIND: invalid choice: {options.kind!r} (choose from {', '.join(map(repr, KINDS))})")
-    for flag, given in [("image", options.image), ("audio", options.audio)]:
+    for flag, given in [("image", options.image), ("video", options.video), ("audio", options.audio)]:
         if given is None:
             continue
         if options.input is None:
@@ -64,6 +67,7 @@ def run(options: argparse.Namespace) -> None:
     """Loads the model, then answers once or chats."""
     check(options)
     media = [part_of("image", Path(file)) for file in options.image or []]
+    media += [part_of("video", Path(file)) for file in options.video or []]
     media += [part_of("audio", Path(file)) for file in options.audio or []]
     runner = load(options)
     chat = Chat(runner, options)
@@ -95,9 +99,9 @@ def run(options: argparse.Namespace) -> None:
 
 
 def part_of(kind: str, file: Path) -> dict[str, Any]:
-    """The part of a message that an image or a sound is; `ValueError` that names the file."""
+    """The part of a message that an image, a video or a sound is; `ValueError` that names the file."""
     try:
-        return {"type": kind, kind: RgbImage(file) if kind == "image" else Sound(file)}
+        return {"type": kind, kind: PARTS[kind](file)}
     except ValueError as error:
         raise ValueError(str(error).removeprefix("`source`: ")) from None
 
@@ -177,7 +181,7 @@ class Chat:
             note(CHAT_HELP)
         elif name == "/clear":
             self.clear()
-        elif name in ("/image", "/audio"):
+        elif name.removeprefix("/") in PARTS:
             self.add_media(name, value)
         elif name == "/adapter":
             self.options.adapter = value or None
@@ -198,7 +202,7 @@ class Chat:
             note(f"error: unknown command {name}; /help lists the commands")
 
     def add_media(self, name: str, path: str) -> None:
-        """An image or a sound for the next message, or why there is none."""
+        """An image, a video or a sound for the next message, or why there is none."""
         if self.options.kind != "multimodal":
             note(f"error: this model was loaded for text; {MULTIMODAL}")
         elif not path:

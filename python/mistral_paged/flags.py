@@ -248,7 +248,7 @@ LOGGING = (
 
 LATER_WEIGHTS = "load a quantised GGUF file with -f"
 NO_XLORA = "X-LoRA mixes its adapters by a second pass of each token; load them with --lora, one a request"
-LATER_MEDIA = "this version takes text, images and sounds only"
+LATER_MEDIA = "this version makes text only"
 LATER_TOOLS = "this server runs no tools"
 
 MODEL = (
@@ -320,7 +320,11 @@ MODEL = (
         section="model",
     ),
     Flag(
-        ("--max-num-images",), "serve multimodal: images and sounds of a request at most; default 16", "N", int, section="model"
+        ("--max-num-images",),
+        "serve multimodal: images, sounds and videos of a request at most; default 16",
+        "N",
+        int,
+        section="model",
     ),
     Flag(("--max-image-length",), "for device mapping", "N", left_out="use --max-edge", section="model"),
     Flag(
@@ -393,7 +397,13 @@ REQUEST = (
         repeated=True,
         section="request",
     ),
-    Flag(("--video",), "video", "FILE", planned=LATER_MEDIA, repeated=True, section="request"),
+    Flag(
+        ("--video",),
+        "video before the text, for a model of the kind multimodal that takes them; may be repeated; needs -i",
+        "FILE",
+        repeated=True,
+        section="request",
+    ),
     Flag(
         ("--audio",),
         "sound before the text, for a model of the kind multimodal; may be repeated; needs -i",
@@ -520,13 +530,13 @@ SERVER = (
     Flag(("--max-body-mb",), "MB of a request at most; default 16", "MB", int, 16, section="server"),
     Flag(
         ("--allowed-local-media-path",),
-        "folder below which clients may name images and sounds by file: URLs",
+        "folder below which clients may name images, sounds and videos by file: URLs",
         "DIR",
         section="server",
     ),
     Flag(
         ("--allowed-media-domains",),
-        "hosts that clients may name images and sounds of by http: and https: URLs",
+        "hosts that clients may name images, sounds and videos of by http: and https: URLs",
         "HOST",
         several=True,
         section="server",

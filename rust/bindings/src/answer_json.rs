@@ -94,6 +94,7 @@ pub struct Usage<'a> {
     pub accepted_draft_tokens: usize,
     pub encoded_images: usize,
     pub encoded_sounds: usize,
+    pub encoded_videos: usize,
 }
 
 #[derive(Serialize)]

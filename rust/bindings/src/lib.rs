@@ -39,6 +39,7 @@ mod sounds;
 mod source;
 mod stats;
 mod streaming;
+mod videos;
 mod warnings;
 mod which;
 
@@ -88,6 +89,8 @@ mod _core {
     use crate::sounds::Sound;
     #[pymodule_export]
     use crate::streaming::ChatCompletionStreamer;
+    #[pymodule_export]
+    use crate::videos::Video;
     #[pymodule_export]
     use crate::which::Which;
 

@@ -1,4 +1,4 @@
-//! Images and sounds in the messages of a chat.
+//! Images, sounds and videos in the messages of a chat.
 
 use std::sync::Arc;
 
@@ -14,15 +14,17 @@ use crate::{
     exceptions::invalid,
     images::{self, RgbImage},
     sounds::{self, Sound},
+    videos::{self, Video},
 };
 
-/// What has to be read before it is an image or a sound.
+/// What has to be read before it is an image, a sound or a video.
 enum Source {
     Image(images::Source),
     Sound(sounds::Source),
+    Video(videos::Source),
 }
 
-/// The images and sounds of messages, those of each in order, and the messages without them; `None` where there are none.
+/// The images, sounds and videos of messages, those of each in order, and the messages without them; `None` where there are none.
 #[allow(clippy::type_complexity, reason = "messages and what was in them")]
 pub fn take<'py>(
     messages: &Bound<'py, PyAny>,
@@ -49,6 +51,7 @@ pub fn take<'py>(
             let one = match source {
                 Source::Image(source) => Media::Image(source.read(py, &place, media)?),
                 Source::Sound(source) => Media::Sound(source.read(py, &place, media)?),
+                Source::Video(source) => Media::Video(source.read(py, &place, media)?),
             };
             let placed = PyDict::new(py);
             placed.set_item("type", one.kind().part_type())?;
@@ -73,7 +76,7 @@ fn items<'py>(object: &Bound<'py, PyAny>) -> Option<Vec<Bound<'py, PyAny>>> {
     }
 }
 
-/// The image or sound that a part has, and what errors call it.
+/// The image, sound or video that a part has, and what errors call it.
 fn source_of(place: &str, part: &Bound<'_, PyAny>) -> PyResult<Option<(String, Source)>> {
     let Ok(part) = part.cast::<PyDict>() else { return Ok(None) };
     let Some(kind) = part.get_item("type")? else { return Ok(None) };
@@ -82,6 +85,7 @@ fn source_of(place: &str, part: &Bound<'_, PyAny>) -> PyResult<Option<(String, S
         "image" | "image_url" => (MediaKind::Image, &["detail"]),
         "audio" => (MediaKind::Sound, &["rate"]),
         "audio_url" | "input_audio" => (MediaKind::Sound, &[]),
+        "video" | "video_url" => (MediaKind::Video, &["fps"]),
         _ => return Ok(None),
     };
     let place = format!("{place}['{key}']");
@@ -90,7 +94,11 @@ fn source_of(place: &str, part: &Bound<'_, PyAny>) -> PyResult<Option<(String, S
     if let Some(other) = part.keys().iter().find(|name| !is_known(name)) {
         return Err(invalid(format!("`{place}` stands beside the unknown key {}; leave it out", other.repr()?)));
     }
-    let noun = if kind == MediaKind::Image { "image" } else { "sound" };
+    let noun = match kind {
+        MediaKind::Image => "image",
+        MediaKind::Sound => "sound",
+        MediaKind::Video => "video",
+    };
     let missing = || invalid(format!("`{place}` is missing; give the {noun}"));
     let value = part.get_item(&key)?.filter(|value| !value.is_none()).ok_or_else(missing)?;
     if key == "input_audio" {
@@ -99,10 +107,14 @@ fn source_of(place: &str, part: &Bound<'_, PyAny>) -> PyResult<Option<(String, S
     if kind == MediaKind::Image {
         check_detail(&place, part)?;
     }
+    let mut inner_fps = None;
     let (place, value) = match value.cast::<PyDict>() {
         Ok(dict) => {
             if kind == MediaKind::Image {
                 check_detail(&place, dict)?;
+            }
+            if kind == MediaKind::Video {
+                inner_fps = videos::fps(dict)?;
             }
             let url = dict.get_item("url")?.ok_or_else(|| invalid(format!("`{place}` has no 'url'")))?;
             (format!("{place}['url']"), url)
@@ -115,6 +127,7 @@ fn source_of(place: &str, part: &Bound<'_, PyAny>) -> PyResult<Option<(String, S
             let rate = part.get_item("rate")?.filter(|rate| !rate.is_none());
             Source::Sound(sounds::source(&place, &value, rate.as_ref())?)
         }
+        MediaKind::Video => Source::Video(videos::source(&place, &value, videos::fps(part)?.or(inner_fps))?),
     };
     Ok(Some((place, source)))
 }
@@ -148,19 +161,20 @@ fn check_detail(place: &str, dict: &Bound<'_, PyDict>) -> PyResult<()> {
     }
 }
 
-/// Puts the images and sounds of a message, as a dict, back into its parts.
+/// Puts the images, sounds and videos of a message, as a dict, back into its parts.
 pub fn put_back(message: &Bound<'_, PyAny>, media: &[Media]) -> PyResult<()> {
     let py = message.py();
     let mut media = media.iter();
     for part in message.get_item("content")?.try_iter()? {
         let (part, key) = (part?, "type");
         let kind = part.get_item(key)?;
-        if ![MediaKind::Image, MediaKind::Sound].iter().any(|own| kind.eq(own.part_type()).unwrap_or(false)) {
+        if !MediaKind::ALL.iter().any(|own| kind.eq(own.part_type()).unwrap_or(false)) {
             continue;
         }
         match media.next() {
             Some(Media::Image(image)) => part.set_item("image", Py::new(py, RgbImage::from(Arc::clone(image)))?)?,
             Some(Media::Sound(sound)) => part.set_item("audio", Py::new(py, Sound::from(Arc::clone(sound)))?)?,
+            Some(Media::Video(video)) => part.set_item("video", Py::new(py, Video::from(Arc::clone(video)))?)?,
             None => {}
         }
     }

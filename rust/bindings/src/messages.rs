@@ -14,7 +14,7 @@ use server::media::Media;
 use crate::{
     arguments::{Text, named},
     enums::ToolChoice,
-    exceptions::{invalid, not_yet},
+    exceptions::invalid,
     images, media,
 };
 
@@ -23,7 +23,7 @@ pub fn parse(messages: &Bound<'_, PyAny>) -> PyResult<Vec<Message>> {
     parse_with(messages, &images::media(None)?)
 }
 
-/// The same, with images and sounds that may be fetched.
+/// The same, with images, sounds and videos that may be fetched.
 pub fn parse_with(messages: &Bound<'_, PyAny>, fetcher: &Arc<Media>) -> PyResult<Vec<Message>> {
     if messages.is_instance_of::<PyString>() {
         let Text(text) = named("messages", messages)?;
@@ -157,12 +157,9 @@ fn check_parts(index: usize, parts: Vec<Value>) -> PyResult<Vec<Value>> {
             Some("text") if part.get("text").is_some_and(Value::is_string) => {}
             Some("text") => return Err(invalid(format!("{place} has no 'text' of type str"))),
             // What it had was taken out of it.
-            Some("image" | "audio") => {}
-            Some(kind @ "video_url") => {
-                return Err(not_yet(&format!("{place} of type '{kind}'"), "give parts of type 'text', 'image' or 'audio'"));
-            }
+            Some("image" | "audio" | "video") => {}
             Some(other) => {
-                return Err(invalid(format!("{place} has the unknown type '{other}'; give 'text', 'image' or 'audio'")));
+                return Err(invalid(format!("{place} has the unknown type '{other}'; give 'text', 'image', 'audio' or 'video'")));
             }
             None => return Err(invalid(format!("{place} must be a dict with a 'type', such as 'text', got {part}"))),
         }

@@ -72,6 +72,8 @@ use crate::{
 /// - Sounds, for one that hears: `{"type": "audio", "audio": ...}` with all that a `Sound` is made of, beside an array its
 ///   `rate`; `{"type": "audio_url", "audio_url": {"url": ...}}`; or `{"type": "input_audio", "input_audio": {"data": base64,
 ///   "format": "wav"}}`. `messages` has them as `Sound`.
+/// - Videos, for one that takes them: `{"type": "video", "video": ...}` with all that a `Video` is made of, or `{"type":
+///   "video_url", "video_url": {"url": ...}}`, beside either an `fps`. `messages` has them as `Video`.
 /// - `allowed_media_domains`: hosts that http and https URLs may name; none unless given.
 ///
 /// A request gives back its fields, is equal to one of equal fields, and can be copied and pickled. A value out of range raises

@@ -81,8 +81,8 @@ record! {
     /// What a request used: tokens, seconds from submission, tokens a second; `preemptions`, how often a choice lost its blocks
     /// to another request, and `recomputed_tokens`, how many tokens were computed again; `draft_tokens`, how many later tokens
     /// were guessed (speculative decoding), and `accepted_draft_tokens`, how many of these are part of the answer;
-    /// `encoded_images`, how many images of the prompt had to be encoded, because no cache had them, and
-    /// `encoded_sounds`, the same of chunks of sounds.
+    /// `encoded_images`, how many images of the prompt had to be encoded, because no cache had them,
+    /// `encoded_sounds`, the same of chunks of sounds, and `encoded_videos`, of pairs of frames of videos.
     pub struct Usage {
         completion_tokens: usize,
         prompt_tokens: usize,
@@ -100,6 +100,7 @@ record! {
         accepted_draft_tokens: usize,
         encoded_images: usize,
         encoded_sounds: usize,
+        encoded_videos: usize,
     }
 }
 
@@ -248,6 +249,7 @@ impl Usage {
             accepted_draft_tokens: self.accepted_draft_tokens,
             encoded_images: self.encoded_images,
             encoded_sounds: self.encoded_sounds,
+            encoded_videos: self.encoded_videos,
         }
     }
 }
@@ -473,6 +475,7 @@ pub fn usage(py: Python<'_>, usage: &engine::Usage) -> PyResult<Py<Usage>> {
             accepted_draft_tokens: usage.accepted_draft_tokens,
             encoded_images: usage.encoded_images,
             encoded_sounds: usage.encoded_sounds,
+            encoded_videos: usage.encoded_videos,
         },
     )
 }

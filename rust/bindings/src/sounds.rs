@@ -37,15 +37,17 @@ pub struct Sound {
 pub type Source = source::Source<audio::Sound>;
 
 impl Readable for audio::Sound {
+    type Beside = ();
+
     fn max_bytes() -> usize {
         Limits::default().max_bytes
     }
 
-    fn decode(bytes: &[u8]) -> Result<Self, String> {
-        decode(bytes, &Limits::default()).map_err(|why| why.to_string())
+    fn decode(bytes: Vec<u8>, (): ()) -> Result<Self, String> {
+        decode(&bytes, &Limits::default()).map_err(|why| why.to_string())
     }
 
-    fn fetch(media: &Media, url: &str) -> Result<Self, String> {
+    fn fetch(media: &Media, url: &str, (): ()) -> Result<Self, String> {
         media.sound(url, &Limits::default()).map_err(|why| why.to_string())
     }
 }

@@ -1,4 +1,4 @@
-//! What an image or a sound is made of: files, addresses, and values.
+//! What an image, a sound or a video is made of: files, addresses, and values.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -19,14 +19,17 @@ const LONG: usize = usize::MAX;
 
 /// What a file holds.
 pub trait Readable: Send + Sync + Sized + 'static {
+    /// What is told beside a file.
+    type Beside: Copy + Default + Send;
+
     /// Bytes of a file at most.
     fn max_bytes() -> usize;
 
     /// Of a file's bytes.
-    fn decode(bytes: &[u8]) -> Result<Self, String>;
+    fn decode(bytes: Vec<u8>, beside: Self::Beside) -> Result<Self, String>;
 
     /// Of what lies at an address.
-    fn fetch(media: &Media, url: &str) -> Result<Self, String>;
+    fn fetch(media: &Media, url: &str, beside: Self::Beside) -> Result<Self, String>;
 }
 
 /// What one is made of.
@@ -42,6 +45,11 @@ pub enum Source<T> {
 impl<T: Readable> Source<T> {
     /// Reads, fetches and decodes without holding the interpreter; `place` is what errors name.
     pub fn read(self, py: Python<'_>, place: &str, media: &Arc<Media>) -> PyResult<Arc<T>> {
+        self.read_beside(py, place, media, T::Beside::default())
+    }
+
+    /// The same with what is told beside a file.
+    pub fn read_beside(self, py: Python<'_>, place: &str, media: &Arc<Media>, beside: T::Beside) -> PyResult<Arc<T>> {
         let (place, media) = (place.to_owned(), Arc::clone(media));
         let long = match &self {
             Self::File(bytes) => bytes.len(),
@@ -51,11 +59,11 @@ impl<T: Readable> Source<T> {
         };
         enter_long(py, long, move || {
             let read = match self {
-                Self::Url(url) => T::fetch(&media, &url),
+                Self::Url(url) => T::fetch(&media, &url, beside),
                 Self::Path(path) => read_file(&path, T::max_bytes())
                     .map_err(|why| why.to_string())
-                    .and_then(|bytes| T::decode(&bytes).map_err(|why| format!("{}: {why}", path.display()))),
-                Self::File(bytes) => T::decode(&bytes),
+                    .and_then(|bytes| T::decode(bytes, beside).map_err(|why| format!("{}: {why}", path.display()))),
+                Self::File(bytes) => T::decode(bytes, beside),
                 Self::Values(make) => make(),
                 Self::Whole(whole) => return Ok(whole),
             };

@@ -104,6 +104,8 @@ pub struct Usage {
     pub encoded_images: usize,
     /// The same of chunks of sounds, which are encoded one by one.
     pub encoded_sounds: usize,
+    /// The same of groups of frames of videos, pairs with the models that there are.
+    pub encoded_videos: usize,
     /// Seconds from submission to the end.
     pub total_time_sec: f64,
     /// Seconds from submission to the first step that had tokens of it.

@@ -69,3 +69,4 @@ pub use sampler::{ResolvedSampling, Sampler};
 pub use speculation::{DEFAULT_DRAFTS, DraftChoice, PromptLookup, Proposer, Speculation};
 pub use tokenizer::{IncrementalDecoder, Tokenizer};
 pub use tools::{CallChoice, Tool, ToolCall, ToolCallDelta, ToolOptions};
+pub use video;

@@ -4,6 +4,7 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use audio::Sound;
 use images::RgbImage;
+use video::Video;
 
 use crate::{AdapterChoice, Continuation, Grammar, RenderOptions, Sequence};
 
@@ -14,7 +15,7 @@ pub struct Message {
     pub role: String,
     /// The text, or its parts.
     pub content: MessageContent,
-    /// The images and sounds of the parts `{"type": "image"}` and `{"type": "audio"}`, in order.
+    /// The images, sounds and videos of the parts `{"type": "image"}`, `{"type": "audio"}` and `{"type": "video"}`, in order.
     pub media: Vec<Media>,
     /// Further keys of the message (name, tool_call_id, ...), handed to the template as they are.
     pub extra: serde_json::Map<String, serde_json::Value>,
@@ -57,26 +58,31 @@ pub enum Media {
     Image(Arc<RgbImage>),
     /// Of a part `{"type": "audio"}`.
     Sound(Arc<Sound>),
+    /// Of a part `{"type": "video"}`.
+    Video(Arc<Video>),
 }
 
-/// Which of the two.
+/// Which of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediaKind {
     /// An image.
     Image,
     /// A sound.
     Sound,
+    /// A video.
+    Video,
 }
 
 impl MediaKind {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Image, Self::Sound];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Image, Self::Sound, Self::Video];
 
     /// What a part of a message calls it.
     pub fn part_type(self) -> &'static str {
         match self {
             Self::Image => "image",
             Self::Sound => "audio",
+            Self::Video => "video",
         }
     }
 
@@ -85,6 +91,7 @@ impl MediaKind {
         match self {
             Self::Image => "images",
             Self::Sound => "sounds",
+            Self::Video => "videos",
         }
     }
 }
@@ -95,14 +102,16 @@ impl Media {
         match self {
             Self::Image(_) => MediaKind::Image,
             Self::Sound(_) => MediaKind::Sound,
+            Self::Video(_) => MediaKind::Video,
         }
     }
 
-    /// Bytes of its pixels or samples.
+    /// Bytes of its pixels or samples; of a video that is not decoded, of its file.
     pub fn num_bytes(&self) -> usize {
         match self {
             Self::Image(image) => image.pixels().len(),
             Self::Sound(sound) => size_of_val(sound.samples()),
+            Self::Video(video) => video.num_bytes(),
         }
     }
 }
@@ -119,12 +128,18 @@ impl From<Arc<Sound>> for Media {
     }
 }
 
+impl From<Arc<Video>> for Media {
+    fn from(video: Arc<Video>) -> Self {
+        Self::Video(video)
+    }
+}
+
 /// Content of a message.
 #[derive(Clone, Debug)]
 pub enum MessageContent {
     /// Plain text.
     Text(String),
-    /// Parts such as `{"type": "text", "text": ...}`, `{"type": "image"}` and `{"type": "audio"}`.
+    /// Parts such as `{"type": "text", "text": ...}`, `{"type": "image"}`, `{"type": "audio"}` and `{"type": "video"}`.
     Parts(Vec<serde_json::Value>),
 }
 
@@ -171,8 +186,8 @@ impl Prompt {
         }
     }
 
-    /// Whether there are images or sounds. Before it can be submitted an image takes up to a second, and a sound of 40 minutes 10
-    /// to 20.
+    /// Whether there are images, sounds or videos. Before it can be submitted an image takes up to a second, a sound of 40
+    /// minutes 10 to 20, and a video up to a minute.
     pub fn has_media(&self) -> bool {
         let any = |messages: &[Message]| messages.iter().any(|message| !message.media.is_empty());
         match self {

@@ -292,8 +292,8 @@ pub(crate) const MAX_EDGE: u64 = 1 << 16;
 
 /// Keys of an object, with errors that name them. `null` is as good as nothing.
 pub(crate) struct Keys<'a> {
-    what: &'a str,
-    json: &'a Map<String, Value>,
+    pub(crate) what: &'a str,
+    pub(crate) json: &'a Map<String, Value>,
 }
 
 impl<'a> Keys<'a> {
@@ -584,7 +584,7 @@ impl Processor {
 type Object = (String, Map<String, Value>);
 
 /// The name and the object of a file. `None` where there is no such file.
-fn read_object(path: &Path) -> Result<Option<Object>, ImageError> {
+pub(crate) fn read_object(path: &Path) -> Result<Option<Object>, ImageError> {
     let text = match fs::read(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

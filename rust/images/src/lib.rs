@@ -14,6 +14,7 @@ mod process;
 mod resize;
 mod sizes;
 mod tiling;
+mod video;
 
 use std::{io, path::PathBuf};
 
@@ -22,6 +23,7 @@ pub use decode::{Limits, decode};
 pub use process::{Processed, Tile};
 pub use resize::{Filter, resize};
 pub use tiling::{Canvas, PanAndScan, Tiling};
+pub use video::{VideoProcessor, VideoRules};
 
 /// Why there is no image, or no processor.
 #[derive(Debug, thiserror::Error)]
@@ -142,7 +144,7 @@ impl RgbImage {
     }
 
     /// Both in pixels, the height first.
-    pub(crate) fn size(&self) -> (usize, usize) {
+    pub fn size(&self) -> (usize, usize) {
         (self.height as usize, self.width as usize)
     }
 

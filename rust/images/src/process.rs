@@ -224,7 +224,8 @@ impl Processor {
             };
         }
         if self.kind == ProcessorKind::Glm4v {
-            let size = sizes::glm4v((height, width), factor, self.temporal_patch_size, (shortest, longest));
+            let frames = self.temporal_patch_size;
+            let size = sizes::glm4v((height, width), factor, (frames, frames), (shortest, longest));
             let size = size.ok_or_else(|| unfit(image, &format!("one edge is more than {MAX_RATIO} times the other")))?;
             return self.resized(image, size);
         }

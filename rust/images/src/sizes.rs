@@ -72,12 +72,13 @@ pub(crate) fn qwen2_vl((height, width): (usize, usize), factor: usize, min_pixel
     }
 }
 
-/// GLM-4.1V's `smart_resize`: as Qwen2-VL's over all pixels of so many frames. An image of which an edge is less than `factor` is
-/// first made larger. `None` where an edge is more than 200 times the other.
+/// GLM-4.1V's `smart_resize`, and that of Qwen3-VL's videos: as Qwen2-VL's over all pixels of so many frames, of which a patch
+/// has so many. An image of which an edge is less than `factor` is first made larger. `None` where an edge is more than 200 times
+/// the other.
 pub(crate) fn glm4v(
     (height, width): (usize, usize),
     factor: usize,
-    frames: usize,
+    (frames, of_patch): (usize, usize),
     (min_pixels, max_pixels): (usize, usize),
 ) -> Option<(usize, usize)> {
     let (mut height, mut width) = (height, width);
@@ -91,7 +92,7 @@ pub(crate) fn glm4v(
     let unit = factor as f64;
     let round = |edge: usize| (edge as f64 / unit).round_ties_even() as usize * factor;
     let (rounded, pixels) = ((round(height), round(width)), (frames * height * width) as f64);
-    let number = frames * rounded.0 * rounded.1;
+    let number = (frames as f64 / of_patch as f64).round_ties_even() as usize * of_patch * rounded.0 * rounded.1;
     Some(if number > max_pixels {
         let beta = (pixels / max_pixels as f64).sqrt();
         let down = |edge: usize| ((edge as f64 / beta / unit).floor() as usize * factor).max(factor);

@@ -1,8 +1,8 @@
-//! Images and sounds in messages: what names them, and putting them in its place.
+//! Images, sounds and videos in messages: what names them, and putting them in its place.
 //!
 //! [`crate::messages::parse`] leaves a part `{"type": "image_url", "image_url": URL, "param": PLACE}` for each image, whichever
-//! interface it came by, and `{"type": "audio_url", "audio_url": URL, "param": PLACE}` for each sound. Whoever may fetch them
-//! calls [`place`] before the engine gets the messages.
+//! interface it came by, `{"type": "audio_url", "audio_url": URL, "param": PLACE}` for each sound, and the same of `video_url`
+//! for each video. Whoever may fetch them calls [`place`] before the engine gets the messages.
 
 use engine::{Media, MediaKind, Message, MessageContent};
 use serde_json::{Value, json};
@@ -17,12 +17,13 @@ fn url_key(kind: MediaKind) -> &'static str {
     match kind {
         MediaKind::Image => "image_url",
         MediaKind::Sound => "audio_url",
+        MediaKind::Video => "video_url",
     }
 }
 
 /// Which kind a part still is to be fetched as.
 fn pending_kind(part: &Value) -> Option<MediaKind> {
-    [MediaKind::Image, MediaKind::Sound].into_iter().find(|kind| part["type"] == url_key(*kind))
+    MediaKind::ALL.into_iter().find(|kind| part["type"] == url_key(*kind))
 }
 
 /// Refuses what the model does not take.
@@ -33,12 +34,16 @@ fn check_taken(place: &str, part_type: &str, kind: MediaKind, context: &ModelCon
     let (name, given, verb) = match kind {
         MediaKind::Image => ("images_not_supported", "images", "sees"),
         MediaKind::Sound => ("audio_not_supported", "sounds", "hears"),
+        MediaKind::Video => ("video_not_supported", "videos", "sees them"),
     };
     // It does not take the one that is given.
     let takes = match context.media[..] {
         [] => "text only",
+        [MediaKind::Image, MediaKind::Sound, ..] => "text, images and sounds",
+        [MediaKind::Image, MediaKind::Video, ..] => "text, images and videos",
         [MediaKind::Image, ..] => "text and images",
         [MediaKind::Sound, ..] => "text and sounds",
+        [MediaKind::Video, ..] => "text and videos",
     };
     let message = format!(
         "`{place}.type` is \"{part_type}\", and the model `{}` takes {takes}; a model that {verb}, loaded with `serve multimodal`, \
@@ -103,6 +108,21 @@ pub fn pending_sound(place: &str, part: &Value, kind: &str, context: &ModelConte
     }
 }
 
+/// A part whose video is still to be fetched; `place` is that of the part.
+pub fn pending_video(place: &str, part: &Value, kind: &str, context: &ModelContext) -> Result<Value, ApiError> {
+    check_taken(place, kind, MediaKind::Video, context)?;
+    let param = format!("{place}.video_url");
+    let given = &part["video_url"];
+    let Some(url) = url_of(&param, given, &["url", "fps"])?.as_str() else {
+        return Err(ApiError::missing(&param, "give the URL of a video, such as data:video/mp4;base64,..."));
+    };
+    let fps = given.get("fps").filter(|fps| !fps.is_null());
+    if let Some(fps) = fps.filter(|fps| !fps.as_f64().is_some_and(|fps| fps > 0.0 && fps <= 1000.0)) {
+        return Err(ApiError::value(format!("{param}.fps"), format!("is {fps}; it must be a number over 0 and not over 1000")));
+    }
+    Ok(json!({ "type": "video_url", "video_url": url, "fps": fps, "param": param }))
+}
+
 /// A block of Anthropic's interface in OpenAI's form; others as they are.
 pub fn of_block(place: &str, block: Value) -> Result<Value, ApiError> {
     if block["type"] != "image" {
@@ -123,7 +143,7 @@ pub fn of_block(place: &str, block: Value) -> Result<Value, ApiError> {
     Ok(json!({ "type": "image_url", "image_url": url }))
 }
 
-/// Whether there are images or sounds that are still to be fetched.
+/// Whether there are images, sounds or videos that are still to be fetched.
 pub fn are_pending(messages: &[Message]) -> bool {
     messages.iter().any(|message| parts(message).iter().any(|part| pending_kind(part).is_some()))
 }
@@ -132,17 +152,29 @@ fn parts(message: &Message) -> &[Value] {
     if let MessageContent::Parts(parts) = &message.content { parts } else { &[] }
 }
 
-/// Puts images and sounds in place, in order; `fetch` has the kind and the URL of each.
+/// What a part names.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Named<'a> {
+    /// What lies there.
+    pub kind: MediaKind,
+    /// Where it lies.
+    pub url: &'a str,
+    /// Of a video, frames a second.
+    pub fps: Option<f64>,
+}
+
+/// Puts images, sounds and videos in place, in order.
 ///
 /// # Errors
 /// Of `fetch`, with the place in the request.
-pub fn place(messages: &mut [Message], mut fetch: impl FnMut(MediaKind, &str) -> Result<Media, String>) -> Result<(), ApiError> {
+pub fn place(messages: &mut [Message], mut fetch: impl FnMut(Named<'_>) -> Result<Media, String>) -> Result<(), ApiError> {
     for message in messages {
         let MessageContent::Parts(parts) = &mut message.content else { continue };
         for part in parts {
             let Some(kind) = pending_kind(part) else { continue };
             let param = part["param"].as_str().unwrap_or_default();
-            let media = fetch(kind, part[url_key(kind)].as_str().unwrap_or_default());
+            let url = part[url_key(kind)].as_str().unwrap_or_default();
+            let media = fetch(Named { kind, url, fps: part["fps"].as_f64() });
             message.media.push(media.map_err(|why| ApiError::value(param, format!("cannot be read: {why}")))?);
             *part = json!({ "type": kind.part_type() });
         }
@@ -154,7 +186,7 @@ pub fn place(messages: &mut [Message], mut fetch: impl FnMut(MediaKind, &str) ->
 mod tests {
     use std::sync::Arc;
 
-    use engine::{audio::Sound, images::RgbImage};
+    use engine::{audio::Sound, images::RgbImage, video::Video};
 
     use super::*;
     use crate::messages::parse;
@@ -184,10 +216,10 @@ mod tests {
         ] {
             let mut messages = parse(message(&part), &context(true)).unwrap();
             assert!(are_pending(&messages), "{part}");
-            let error = place(&mut messages, |_, _| Err("not there".into())).unwrap_err();
+            let error = place(&mut messages, |_| Err("not there".into())).unwrap_err();
             assert_eq!(error.param.as_deref(), Some("messages[0].content[1].image_url"));
             let image = Media::Image(Arc::new(RgbImage::new(1, 1, vec![1, 2, 3]).unwrap()));
-            place(&mut messages, |_, url| if url == "data:x" { Ok(image.clone()) } else { Err(url.into()) }).unwrap();
+            place(&mut messages, |named| if named.url == "data:x" { Ok(image.clone()) } else { Err(named.url.into()) }).unwrap();
             assert!(!are_pending(&messages));
             assert_eq!(messages[0].media, [image]);
             assert_eq!(parts(&messages[0])[1], json!({ "type": "image" }));
@@ -207,11 +239,11 @@ mod tests {
         ] {
             let mut messages = parse(message(&part), &hears()).unwrap();
             assert!(are_pending(&messages), "{part}");
-            let error = place(&mut messages, |_, _| Err("not there".into())).unwrap_err();
+            let error = place(&mut messages, |_| Err("not there".into())).unwrap_err();
             assert_eq!(error.param, Some(format!("messages[0].content[1].{key}")));
             let sound = Media::Sound(Arc::new(Sound::new(8000, vec![0.5]).unwrap()));
-            let fetch = |kind, given: &str| {
-                assert_eq!((kind, given), (MediaKind::Sound, url));
+            let fetch = |named: Named<'_>| {
+                assert_eq!(named, Named { kind: MediaKind::Sound, url, fps: None });
                 Ok(sound.clone())
             };
             place(&mut messages, fetch).unwrap();
@@ -230,6 +262,40 @@ mod tests {
             assert_eq!(error.param, Some(format!("messages[0].content[1].{param}")), "{part}");
             let error = parse(message(&part), &context(false)).unwrap_err();
             assert_eq!(error.param.as_deref(), Some("messages[0].content[1].type"), "{part}");
+        }
+    }
+
+    #[test]
+    fn every_form_of_a_video_is_put_in_place() {
+        let takes = ModelContext { media: vec![MediaKind::Image, MediaKind::Video], model_id: "m".into(), ..Default::default() };
+        for (part, fps) in [
+            (json!({ "type": "video_url", "video_url": { "url": "data:x", "fps": 0.5 } }), Some(0.5)),
+            (json!({ "type": "video_url", "video_url": { "url": "data:x" } }), None),
+            (json!({ "type": "video_url", "video_url": "data:x" }), None),
+        ] {
+            let mut messages = parse(message(&part), &takes).unwrap();
+            assert!(are_pending(&messages), "{part}");
+            let frame = RgbImage::new(1, 1, vec![1, 2, 3]).unwrap();
+            let video = Video::of_frames(vec![frame], None, &engine::video::Limits::default()).unwrap();
+            let video = Media::Video(Arc::new(video));
+            let fetch = |named: Named<'_>| {
+                assert_eq!(named, Named { kind: MediaKind::Video, url: "data:x", fps });
+                Ok(video.clone())
+            };
+            place(&mut messages, fetch).unwrap();
+            assert_eq!(messages[0].media, [video]);
+            assert_eq!(parts(&messages[0])[1], json!({ "type": "video" }));
+        }
+        for (part, param) in [
+            (json!({ "type": "video_url" }), "video_url"),
+            (json!({ "type": "video_url", "video_url": { "url": "x", "num_frames": 3 } }), "video_url"),
+            (json!({ "type": "video_url", "video_url": { "url": "x", "fps": "2" } }), "video_url.fps"),
+            (json!({ "type": "video_url", "video_url": { "url": "x", "fps": 0 } }), "video_url.fps"),
+        ] {
+            let error = parse(message(&part), &takes).unwrap_err();
+            assert_eq!(error.param, Some(format!("messages[0].content[1].{param}")), "{part}");
+            let error = parse(message(&part), &context(true)).unwrap_err();
+            assert!(error.message.contains("takes text and images"), "{}", error.message);
         }
     }
 

@@ -61,7 +61,26 @@ pub fn schema(_: &mut SchemaGenerator) -> Schema {
         },
         "required": ["type", "audio_url"],
     });
-    let part = json!({ "anyOf": [text, image, sound, sound_by_url, { "type": "string" }] });
+    let video_url = json!({
+        "type": "string",
+        "description": "data:video/...;base64, frames as data:video/jpeg;base64,FRAME,FRAME, or file: and https: where they are allowed",
+    });
+    let video_object = json!({
+        "type": "object",
+        "properties": {
+            "url": video_url,
+            "fps": { "type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1000, "description": "frames a second" },
+        },
+        "required": ["url"],
+        "additionalProperties": false,
+    });
+    let video = json!({
+        "type": "object",
+        "description": "a video, for a model that takes them",
+        "properties": { "type": { "const": "video_url" }, "video_url": { "anyOf": [video_object, video_url] } },
+        "required": ["type", "video_url"],
+    });
+    let part = json!({ "anyOf": [text, image, sound, sound_by_url, video, { "type": "string" }] });
     let content = json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": part, "minItems": 1 }] });
     // An assistant that only called tools has said nothing.
     let said = json!({ "anyOf": [content, { "type": "null" }] });
@@ -157,7 +176,8 @@ fn check_part(place: &str, part: &Value, context: &ModelContext) -> Result<Value
         }
         Some(kind @ ("image_url" | "input_image")) => media::pending_image(place, part, kind, context),
         Some(kind @ ("audio_url" | "input_audio")) => media::pending_sound(place, part, kind, context),
-        Some(kind @ ("video_url" | "file" | "input_file")) => {
+        Some(kind @ "video_url") => media::pending_video(place, part, kind, context),
+        Some(kind @ ("file" | "input_file")) => {
             Err(ApiError::unsupported(format!("{place}.type"), format!("\"{kind}\" is no text, no image and no sound")))
         }
         Some(other) => {

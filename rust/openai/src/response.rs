@@ -50,6 +50,9 @@ pub struct Usage {
     /// The same of chunks of sounds, where there were any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encoded_sounds: Option<usize>,
+    /// The same of groups of frames of videos, where there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encoded_videos: Option<usize>,
 }
 
 /// Of a prompt's tokens.
@@ -81,6 +84,7 @@ impl Usage {
             completion_tokens_details: CompletionTokensDetails::default(),
             encoded_images: None,
             encoded_sounds: None,
+            encoded_videos: None,
         }
     }
 
@@ -93,6 +97,7 @@ impl Usage {
     pub fn add(&mut self, usage: &EngineUsage) {
         let (details, encoded_images) = (self.completion_tokens_details, self.encoded_images.unwrap_or(0));
         let encoded_sounds = self.encoded_sounds.unwrap_or(0) + usage.encoded_sounds;
+        let encoded_videos = self.encoded_videos.unwrap_or(0) + usage.encoded_videos;
         *self = Self::new(
             self.prompt_tokens + usage.prompt_tokens,
             self.completion_tokens + usage.completion_tokens,
@@ -100,6 +105,7 @@ impl Usage {
         );
         self.encoded_images = Some(encoded_images + usage.encoded_images);
         self.encoded_sounds = (encoded_sounds > 0).then_some(encoded_sounds);
+        self.encoded_videos = (encoded_videos > 0).then_some(encoded_videos);
         let rejected = usage.draft_tokens - usage.accepted_draft_tokens;
         self.completion_tokens_details = CompletionTokensDetails {
             reasoning_tokens: details.reasoning_tokens + usage.reasoning_tokens,

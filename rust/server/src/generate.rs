@@ -119,8 +119,10 @@ pub async fn start_admitted(
     let mailbox = Mailbox::new(&app.bell);
     let sinks: Vec<_> = (0..requests.len()).map(|number| mailbox.sink(number)).collect();
     let engine = app.engine.clone();
+    let turn = app.seeing.turn_of(&requests).await?;
     // Dropped with the task's result when the client goes meanwhile.
     let handles = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
         requests.into_iter().zip(sinks).map(|(request, sink)| engine.submit_to(request, sink)).collect::<Result<Vec<_>, _>>()
     });
     let handles = handles.await.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?;

@@ -1,14 +1,17 @@
-//! The images and sounds of a request, fetched beside the server's thread.
+//! The images, sounds and videos of a request, fetched beside the server's thread.
 
 use std::sync::Arc;
 
 use engine::{
     GenerationRequest, Media as Given, MediaKind, Message, Prompt,
     audio::{self, Sound, SoundError},
-    images,
+    images, video,
 };
-use openai::{ApiError, media};
-use tokio::sync::Semaphore;
+use openai::{
+    ApiError,
+    media::{self, Named},
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     StartError,
@@ -18,10 +21,10 @@ use crate::{
     media::{Media, MediaError},
 };
 
-/// Requests whose images and sounds are fetched and decoded at once; others wait.
+/// Requests whose images, sounds and videos are fetched and decoded at once; others wait.
 pub const MAX_AT_ONCE: usize = 2;
 
-/// How a server gets at images and sounds.
+/// How a server gets at images, sounds and videos.
 pub struct Seeing {
     media: Arc<Media>,
     max_images: usize,
@@ -35,13 +38,28 @@ impl Seeing {
         Ok(Self { media: Arc::new(media), max_images: config.max_num_images, turns: Arc::new(Semaphore::new(MAX_AT_ONCE)) })
     }
 
+    /// One of the turns, of which there are [`MAX_AT_ONCE`].
+    async fn turn(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        turn.map_err(|_| internal("the server no longer fetches images, sounds and videos".into()))
+    }
+
+    /// A turn for requests whose videos are decoded as they are submitted; none for others.
+    pub async fn turn_of(&self, requests: &[GenerationRequest]) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        let is_video = |media: &Given| media.kind() == MediaKind::Video;
+        let has_videos = |request: &GenerationRequest| match &request.prompt {
+            Prompt::Chat { messages, .. } => messages.iter().any(|message| message.media.iter().any(is_video)),
+            _ => false,
+        };
+        if requests.iter().any(has_videos) { self.turn().await.map(Some) } else { Ok(None) }
+    }
+
     /// Runs `work`, which fetches or decodes, beside the server's thread, once fewer than [`MAX_AT_ONCE`] do.
     pub async fn decode<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let turn = Arc::clone(&self.turns).acquire_owned().await;
-        let turn = turn.map_err(|_| internal("the server no longer fetches images and sounds".into()))?;
+        let turn = self.turn().await?;
         let work = move || {
             // The turn is the work's: it goes on when the client has gone.
             let _turn = turn;
@@ -52,7 +70,7 @@ impl Seeing {
     }
 }
 
-/// Puts the images and sounds of requests in place.
+/// Puts the images, sounds and videos of requests in place.
 pub async fn place_all(app: &App, requests: &mut [GenerationRequest]) -> Result<(), ApiError> {
     for request in requests {
         if let Prompt::Chat { messages, .. } = &mut request.prompt {
@@ -62,8 +80,8 @@ pub async fn place_all(app: &App, requests: &mut [GenerationRequest]) -> Result<
     Ok(())
 }
 
-/// Puts the images and sounds of messages in place, of which there may be so many. Together they may have as many pixels as one
-/// image may, and as many seconds as one sound.
+/// Puts the images, sounds and videos of messages in place, of which there may be so many. Together they may have as many pixels
+/// as one image may, as many seconds as one sound, and as many bytes as one video.
 pub async fn place(app: &App, mut messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
     if !media::are_pending(&messages) {
         return Ok(messages);
@@ -73,12 +91,13 @@ pub async fn place(app: &App, mut messages: Vec<Message>) -> Result<Vec<Message>
     app.seeing
         .decode(move || {
             let (mut of_images, mut of_sounds) = (images::Limits::default(), audio::Limits::default());
+            let mut of_videos = video::Limits::default();
             let mut num_given: usize = messages.iter().map(|message| message.media.len()).sum();
-            media::place(&mut messages, |kind, url| {
+            media::place(&mut messages, |Named { kind, url, fps }| {
                 num_given += 1;
                 if num_given > max_images {
                     return Err(format!(
-                        "a request may have {max_images} images and sounds; the server's --max-num-images allows more"
+                        "a request may have {max_images} images, sounds and videos; the server's --max-num-images allows more"
                     ));
                 }
                 match kind {
@@ -91,6 +110,13 @@ pub async fn place(app: &App, mut messages: Vec<Message>) -> Result<Vec<Message>
                         let bytes = web.bytes(url, kind, of_sounds.max_bytes).map_err(|error| error.0)?;
                         let sound = hear(&bytes, &mut of_sounds).map_err(|error| error.to_string())?;
                         Ok(Given::Sound(Arc::new(sound)))
+                    }
+                    MediaKind::Video => {
+                        let video = web.video(url, fps, &of_videos).map_err(|error| error.0)?;
+                        let pixels = video.given().map_or(0, |_| video.num_bytes() as u64 / 3);
+                        of_videos.max_kept_pixels = of_videos.max_kept_pixels.saturating_sub(pixels);
+                        of_videos.max_bytes = of_videos.max_bytes.saturating_sub(video.file().map_or(0, <[u8]>::len));
+                        Ok(Given::Video(Arc::new(video)))
                     }
                 }
             })?;

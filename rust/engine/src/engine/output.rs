@@ -329,6 +329,7 @@ impl ActiveRequest {
         match kind {
             MediaKind::Image => self.usage.encoded_images += 1,
             MediaKind::Sound => self.usage.encoded_sounds += 1,
+            MediaKind::Video => self.usage.encoded_videos += 1,
         }
     }
 

@@ -21,6 +21,7 @@ pub fn media_of(shared: &Shared, messages: &[Message]) -> Result<Vec<Vec<Arc<Pro
         let (given, verb) = match first.kind() {
             MediaKind::Image => ("images", "sees"),
             MediaKind::Sound => ("sounds", "hears"),
+            MediaKind::Video => ("videos", "sees"),
         };
         EngineError::InvalidArgument(format!(
             "this model was loaded for text, and the messages have {given}: load one that {verb} with `Which.MultimodalPlain`, or \
@@ -30,7 +31,10 @@ pub fn media_of(shared: &Shared, messages: &[Message]) -> Result<Vec<Vec<Arc<Pro
     let num_rows: usize = media.iter().map(|media| PromptItem::num_rows(configs, media)).sum();
     let max_len = shared.max_model_len;
     if num_rows >= max_len {
-        let message = format!("the sounds take {num_rows} tokens, and the model's context has {max_len}: make them shorter");
+        let is_seen = media.iter().any(|media| media.kind() == MediaKind::Video);
+        let (given, hint) = if is_seen { ("videos and sounds", " or smaller (max_edge)") } else { ("sounds", "") };
+        let message =
+            format!("the {given} take {num_rows} tokens, and the model's context has {max_len}: make them shorter{hint}");
         return Err(EngineError::PromptTooLong { prompt_tokens: num_rows, max_tokens: max_len, message });
     }
     let has_images = media.iter().any(|media| media.kind() == MediaKind::Image);
@@ -105,8 +109,9 @@ struct Place {
 /// The places that a rendered text has for images and sounds, in order.
 fn places(shared: &Shared, configs: &Encoders<MediaConfig>, text: &str) -> Vec<Place> {
     let mut places = Vec::new();
-    for config in configs.iter() {
-        let (replaced, kind) = (config.replaced(&shared.tokenizer), config.kind());
+    for kind in configs.kinds() {
+        let Some(config) = configs.get(kind) else { continue };
+        let replaced = config.replaced(&shared.tokenizer, kind);
         places.extend(text.match_indices(&replaced).map(|(start, found)| Place { start, len: found.len(), kind }));
     }
     places.sort_by_key(|place| place.start);
@@ -115,7 +120,7 @@ fn places(shared: &Shared, configs: &Encoders<MediaConfig>, text: &str) -> Vec<P
 
 /// A text with the places of images and sounds where it has marks, in order.
 fn marked_places(shared: &Shared, configs: &Encoders<MediaConfig>, text: &str, media: &[Vec<Arc<PromptItem>>]) -> String {
-    let mut replaced = kinds(media).filter_map(|kind| Some(configs.get(kind)?.replaced(&shared.tokenizer)));
+    let mut replaced = kinds(media).filter_map(|kind| Some(configs.get(kind)?.replaced(&shared.tokenizer, kind)));
     let mut parts = text.split(MEDIA_MARK);
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |text, part| text + &replaced.next().unwrap_or_default() + part)
@@ -129,20 +134,21 @@ fn expand(
     media: &[Vec<Arc<PromptItem>>],
 ) -> Result<String, EngineError> {
     let places = places(shared, configs, text);
-    for config in configs.iter() {
-        let num_places = places.iter().filter(|place| place.kind == config.kind()).count();
-        let num_given = kinds(media).filter(|kind| *kind == config.kind()).count();
+    for kind in configs.kinds() {
+        let Some(config) = configs.get(kind) else { continue };
+        let num_places = places.iter().filter(|place| place.kind == kind).count();
+        let num_given = kinds(media).filter(|other| *other == kind).count();
         if num_places != num_given {
             return Err(EngineError::ChatTemplate(format!(
                 "the chat template writes {:?} {num_places} times for {num_given} {}: it must once for each",
-                config.replaced(&shared.tokenizer),
-                config.kind().plural()
+                config.replaced(&shared.tokenizer, kind),
+                kind.plural()
             )));
         }
     }
     if !places.iter().map(|place| place.kind).eq(kinds(media)) {
         return Err(EngineError::ChatTemplate(
-            "the chat template writes images and sounds in another order than they have".into(),
+            "the chat template writes images, sounds and videos in another order than they have".into(),
         ));
     }
     let (mut expanded, mut rest) = (String::new(), 0);
@@ -151,6 +157,10 @@ fn expand(
         expanded.push_str(&text[rest..place.start]);
         let mut layouts = items.iter().map(|item| &item.layout);
         match (place.kind, layouts.next()) {
+            (MediaKind::Video, _) => {
+                let taken = config.video.as_ref().map(|video| video.expansion(&shared.tokenizer, items.iter()));
+                expanded.push_str(&taken.unwrap_or_default());
+            }
             (MediaKind::Image, Some(layout)) => expanded.push_str(&config.expansion(&shared.tokenizer, layout)),
             (_, first) => expanded.push_str(&config.expansion_of_chunks(&shared.tokenizer, first.into_iter().chain(layouts))),
         }
@@ -217,7 +227,7 @@ pub fn tokenize(
     let vocab_size = shared.vocab_size;
     let of_media = || {
         let configs = shared.media.as_ref().filter(|_| !media.is_empty() || goes_on_from_media);
-        configs.into_iter().flat_map(Encoders::iter).map(|config| config.token_id)
+        configs.into_iter().flat_map(Encoders::token_ids).map(|(_, token_id)| token_id)
     };
     if let Some(&bad) = ids.iter().find(|&&id| id as usize >= vocab_size && !of_media().any(|of_media| of_media == id)) {
         let token = shared.tokenizer.token_text(bad);

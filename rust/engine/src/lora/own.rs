@@ -68,7 +68,7 @@ impl Encoders<OwnAdapter> {
                 );
             }
         }
-        Ok(Some(all).filter(|all| !all.kinds().is_empty()))
+        Ok(Some(all).filter(|all| !all.is_empty()))
     }
 
     /// Bytes that they will keep.

@@ -14,8 +14,10 @@ mod mllama;
 mod phi3;
 mod phi4;
 mod qwen;
+mod video;
 mod whisper;
 
+pub(super) use self::video::families_with_videos;
 pub(super) use phi4::PHI4;
 pub(super) use whisper::{QWEN2_AUDIO, QWEN2_AUDIO_TEMPLATE, VOXTRAL};
 
@@ -157,10 +159,10 @@ impl Encoders<MediaConfig> {
         let mut configs = Self::default();
         for family in given {
             let processor = if family.key == AUDIO { whisper::processor(folder)? } else { images_of(folder, max_edge)? };
-            let config = MediaConfig::read(whole, decoder, processor)?;
+            let config = MediaConfig::read(whole, decoder, processor)?.with_videos(folder, whole, max_edge)?;
             configs = configs.with(config.kind(), config);
         }
-        let [image, sound] = MediaKind::ALL.map(|kind| configs.get(kind).map(|config| config.token_id));
+        let [image, sound] = [MediaKind::Image, MediaKind::Sound].map(|kind| configs.token_id(kind));
         if let (Some(image), Some(sound)) = (image, sound)
             && image == sound
         {
@@ -291,6 +293,7 @@ impl Reader<'_, '_> {
             frames: None,
             patch_layout: PatchLayout::Convolution,
             num_frames: 1,
+            sees_frames: false,
             norm: NormKind::Layer,
             eps: self.number("layer_norm_eps", eps)?,
             activation: Self::activation(&self.encoder, "hidden_act", activation)?,
@@ -348,6 +351,7 @@ impl Reader<'_, '_> {
             silence: Silence::Heard,
             beside_images: None,
             hard: None,
+            video: None,
         }
     }
 

@@ -2,7 +2,6 @@
 
 use device::{Activation, NormKind};
 
-use super::speech::SpeechConfig;
 pub use super::{
     conformer::{
         config::{ConformerConfig, ConformerStyle},
@@ -11,6 +10,7 @@ pub use super::{
     hard::{Filled, HardTokens},
     mobile::config::MobileConfig,
 };
+use super::{speech::SpeechConfig, video::VideoConfig};
 
 /// An encoder of images or of sounds, and how its outputs come into a prompt. A chunk of a sound is to it a tile of one row,
 /// whose patches are frames.
@@ -51,6 +51,8 @@ pub struct MediaConfig {
     pub beside_images: Option<ProjectorConfig>,
     /// Tokens that have vectors as well.
     pub hard: Option<HardTokens>,
+    /// How videos are taken, if they are.
+    pub video: Option<VideoConfig>,
 }
 
 /// What becomes of frames that are none of a chunk's own: the silence that fills up the last of a sound.
@@ -133,6 +135,8 @@ pub struct TowerConfig {
     pub patch_layout: PatchLayout,
     /// Frames that a patch has (Qwen2-VL): of an image the same one so many times.
     pub num_frames: usize,
+    /// Tiles may have these frames, and not one image for all of them.
+    pub sees_frames: bool,
     /// Of the layers.
     pub norm: NormKind,
     /// Added to the mean square.

@@ -31,15 +31,15 @@ impl<T> Encoders<T> {
 
     fn place(&mut self, kind: MediaKind) -> &mut Option<T> {
         match kind {
-            MediaKind::Image => &mut self.images,
+            MediaKind::Image | MediaKind::Video => &mut self.images,
             MediaKind::Sound => &mut self.sounds,
         }
     }
 
-    /// That of this kind.
+    /// That of this kind; frames of videos are images to it.
     pub(crate) fn get(&self, kind: MediaKind) -> Option<&T> {
         match kind {
-            MediaKind::Image => self.images.as_ref(),
+            MediaKind::Image | MediaKind::Video => self.images.as_ref(),
             MediaKind::Sound => self.sounds.as_ref(),
         }
     }
@@ -54,9 +54,9 @@ impl<T> Encoders<T> {
         self.images.iter().chain(&self.sounds)
     }
 
-    /// Of which kinds they are.
-    pub(crate) fn kinds(&self) -> Vec<MediaKind> {
-        MediaKind::ALL.into_iter().filter(|kind| self.get(*kind).is_some()).collect()
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.iter().next().is_none()
     }
 
     /// The same made of each.
@@ -72,9 +72,28 @@ impl<T> Encoders<T> {
 }
 
 impl Encoders<MediaConfig> {
+    /// What they take.
+    pub(crate) fn kinds(&self) -> Vec<MediaKind> {
+        MediaKind::ALL.into_iter().filter(|kind| self.token_id(*kind).is_some()).collect()
+    }
+
+    /// The token that stands for images, sounds or videos in a prompt; `None` where these are not taken.
+    pub(crate) fn token_id(&self, kind: MediaKind) -> Option<u32> {
+        let config = self.get(kind)?;
+        if kind == MediaKind::Video { config.video.as_ref().map(|video| video.token_id) } else { Some(config.token_id) }
+    }
+
+    /// All of these tokens.
+    pub(crate) fn token_ids(&self) -> impl Iterator<Item = (MediaKind, u32)> {
+        MediaKind::ALL.into_iter().filter_map(|kind| Some((kind, self.token_id(kind)?)))
+    }
     /// What they take, in words.
     pub(crate) fn takes(&self) -> String {
-        self.kinds().into_iter().map(MediaKind::plural).collect::<Vec<_>>().join(" and ")
+        let kinds: Vec<_> = self.kinds().into_iter().map(MediaKind::plural).collect();
+        match &kinds[..] {
+            [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+            kinds => kinds.concat(),
+        }
     }
 
     /// The chat template of a family whose files have one of texts, or none: it stands where theirs names no sounds.
@@ -124,7 +143,8 @@ mod tests {
         assert_eq!(both.iter().collect::<Vec<_>>(), [&1, &2]);
         assert_eq!(both.get(MediaKind::Sound), Some(&2));
         let one = Encoders::default().with(MediaKind::Sound, 3);
-        assert_eq!((one.kinds(), one.get(MediaKind::Image)), (vec![MediaKind::Sound], None));
+        assert_eq!((one.is_empty(), one.get(MediaKind::Image), one.get(MediaKind::Video)), (false, None, None));
+        assert!(Encoders::<usize>::default().is_empty());
         assert_eq!(
             one.try_map(|value| if *value == 3 { Ok(value + 1) } else { Err(()) }).unwrap().get(MediaKind::Sound),
             Some(&4)

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use images::{Processed, Tile};
 
 use super::config::{Arrangement, MediaConfig, Placeholder, TowerConfig};
-use crate::Tokenizer;
+use crate::{MediaKind, Tokenizer};
 
 /// What an image, or a chunk of a sound, becomes in a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,9 +207,12 @@ impl MediaConfig {
         }
     }
 
-    /// The text that a chat template writes for an image or a sound.
-    pub(crate) fn replaced(&self, tokenizer: &Tokenizer) -> String {
+    /// The text that a chat template writes for an image or a sound, or for a video.
+    pub(crate) fn replaced(&self, tokenizer: &Tokenizer, kind: MediaKind) -> String {
         match self.placeholder {
+            _ if kind == MediaKind::Video => {
+                self.video.as_ref().map(|video| tokenizer.token_text(video.token_id)).unwrap_or_default()
+            }
             Placeholder::Between { replaced, .. } => tokenizer.token_text(replaced),
             Placeholder::Canvas => WHOLE.to_owned(),
             Placeholder::Numbered => "<image>".to_owned(),

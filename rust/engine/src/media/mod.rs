@@ -1,8 +1,9 @@
-//! Images and sounds: from pixels and samples to the vectors that stand in their places of a prompt.
+//! Images, sounds and videos: from pixels and samples to the vectors that stand in their places of a prompt.
 //!
 //! ```text
 //! image -> tiles  (crate `images`) -> patches -> tower -> projector -> vectors, which replace the rows of image tokens
 //! sound -> chunks (crate `audio`)  -> frames  -> tower -> projector -> vectors, which replace the rows of audio tokens
+//! video -> frames (crate `video`)  -> groups of them, each of which is encoded as an image is
 //! ```
 //!
 //! There is one encoder for all families, as there is one decoder: [`MediaConfig`] says what it is like. It computes by the
@@ -28,6 +29,7 @@ mod speech;
 mod tiled;
 mod tower;
 mod tower_layer;
+mod video;
 mod weights;
 
 use std::{path::PathBuf, sync::Arc};
@@ -43,6 +45,7 @@ pub(crate) use encoders::Encoders;
 pub(crate) use layout::ItemLayout;
 pub(crate) use weights::TowerWeights;
 
+use self::video::Moment;
 use crate::{
     EngineError, Media, MediaKind,
     model::{DecoderConfig, decoder::VectorRows, part::stored},
@@ -83,10 +86,10 @@ impl MediaOptions {
 /// Of the hash over images and sounds: the same in all processes, so that what a tier keeps of a prompt is found by others.
 const KEY: [u8; 32] = [0; 32];
 
-/// An image of a prompt, or a chunk of a sound, ready to be encoded.
+/// An image of a prompt, a chunk of a sound, or a group of a video's frames, ready to be encoded.
 #[derive(Debug)]
 pub(crate) struct PromptItem {
-    /// Which of the two.
+    /// Which of them.
     pub(crate) kind: MediaKind,
     /// The token in whose places its vectors go.
     pub(crate) token_id: u32,
@@ -100,15 +103,22 @@ pub(crate) struct PromptItem {
     pub(crate) before: Vec<Arc<Self>>,
     /// A sound of a prompt that has images as well, where that makes other vectors of it.
     pub(crate) is_beside_images: bool,
+    /// When it is, of a video's.
+    pub(crate) moment: Option<Moment>,
 }
 
 impl PromptItem {
-    /// What an image or a sound is encoded as: the one as a whole, the other chunk by chunk. `has_images`: the prompt does.
+    /// What an image, a sound or a video is encoded as: the first as a whole, the others part by part. `has_images`: the prompt
+    /// does.
     ///
     /// # Errors
     /// [`EngineError::InvalidArgument`] for one that the processor refuses, with why, or that no encoder takes.
     pub(crate) fn all(configs: &Encoders<MediaConfig>, media: &Media, has_images: bool) -> Result<Vec<Arc<Self>>, EngineError> {
         let config = configs.get(media.kind());
+        if let Media::Video(video) = media {
+            let config = config.and_then(|config| Some((config, config.video.as_ref()?)));
+            return config.map_or_else(|| Err(Self::no_videos(configs)), |(config, taken)| Self::groups(config, taken, video));
+        }
         match (media, config.map(|config| (config, &config.processor))) {
             (Media::Image(image), Some((config, MediaProcessor::Images(processor)))) => {
                 Ok(vec![Self::image(config, processor, image)?])
@@ -125,8 +135,11 @@ impl PromptItem {
         }
     }
 
-    /// Rows of a prompt that a sound takes, before it is processed; 0 of an image.
+    /// Rows of a prompt that a sound or a video takes, before it is processed; 0 of an image.
     pub(crate) fn num_rows(configs: &Encoders<MediaConfig>, media: &Media) -> usize {
+        if let Media::Video(video) = media {
+            return Self::rows_of_video(configs, video);
+        }
         let (Media::Sound(sound), Some(config)) = (media, configs.get(MediaKind::Sound)) else { return 0 };
         let MediaProcessor::Sounds(processor) = &config.processor else { return 0 };
         let rows = |len: usize| {
@@ -159,7 +172,7 @@ impl PromptItem {
             };
             let key = item.key(&KEY);
             let (kind, token_id, before) = (MediaKind::Sound, config.token_id, Vec::new());
-            Arc::new(Self { kind, token_id, processed, layout, key, before, is_beside_images })
+            Arc::new(Self { kind, token_id, processed, layout, key, before, is_beside_images, moment: None })
         };
         let items = features.chunks.into_iter().zip(features.lens).map(item);
         // What is left over of a sound may be too short for a vector.
@@ -190,7 +203,8 @@ impl PromptItem {
             content: EncoderContent::Samples(image.pixels()),
         };
         let (kind, token_id, key) = (MediaKind::Image, config.token_id, item.key(&KEY));
-        Ok(Arc::new(Self { kind, token_id, processed, layout, key, before: Vec::new(), is_beside_images: false }))
+        let before = Vec::new();
+        Ok(Arc::new(Self { kind, token_id, processed, layout, key, before, is_beside_images: false, moment: None }))
     }
 
     /// Images that are seen together, as one item: the last, behind the others.
@@ -210,6 +224,7 @@ impl PromptItem {
             key: item.key(&KEY),
             before: before.to_vec(),
             is_beside_images: last.is_beside_images,
+            moment: last.moment,
         }))
     }
 

@@ -45,12 +45,11 @@ impl PromptItems {
     ) -> Result<Self, EngineError> {
         let mut placed = Vec::with_capacity(items.len());
         let mut spans = Vec::new();
-        for config in configs.iter() {
-            let kind = config.kind();
+        for (kind, token_id) in configs.token_ids() {
             let of_kind = || items.iter().filter(move |item| item.kind == kind);
-            let mut places = positions_of(config.token_id, token_ids);
+            let mut places = positions_of(token_id, token_ids);
             let num_rows: usize = of_kind().map(|item| item.layout.num_rows).sum();
-            let num_places = positions_of(config.token_id, token_ids).count();
+            let num_places = positions_of(token_id, token_ids).count();
             if num_places != num_rows {
                 return Err(EngineError::InvalidArgument(format!(
                     "the prompt has {num_places} tokens of {}, which have {num_rows} vectors: the chat template must write one place \
@@ -60,7 +59,7 @@ impl PromptItems {
             }
             for item in of_kind() {
                 let positions: Vec<_> = places.by_ref().take(item.layout.num_rows).collect();
-                if config.sees_spans {
+                if configs.get(kind).is_some_and(|config| config.sees_spans) {
                     spans.extend(runs(&positions));
                 }
                 placed.push(PlacedItem { item: Arc::clone(item), positions });
@@ -180,9 +179,10 @@ pub(crate) fn with_row_ids<'a>(items: Option<&PromptItems>, token_ids: &'a [u32]
 }
 
 /// As Qwen2-VL counts: text goes on behind the largest coordinate of what is before it, and so does an image, with its rows and
-/// columns from there. Returns what is added to positions behind the last image.
+/// columns from there. Groups of a video's frames have one beginning, and differ in their time. Returns what is added to
+/// positions behind the last image.
 fn add_coordinates(items: &[PlacedItem], coordinates: &mut Vec<[u32; 3]>) -> i64 {
-    let mut next = 0;
+    let (mut next, mut start) = (0, 0);
     for PlacedItem { item, positions } in items {
         let Some(first) = positions.first() else { continue };
         while coordinates.len() < *first as usize {
@@ -190,11 +190,16 @@ fn add_coordinates(items: &[PlacedItem], coordinates: &mut Vec<[u32; 3]>) -> i64
             next += 1;
         }
         let ItemLayout { of_tile: [height, width], .. } = item.layout;
+        let time = item.moment.and_then(|moment| Some((moment.time?, moment.is_first)));
+        if !matches!(time, Some((_, false))) {
+            start = next;
+        }
+        let time = time.map_or(0, |(time, _)| time);
         for row in 0..positions.len() {
             let (y, x) = (row / width.max(1), row % width.max(1));
-            coordinates.push([next, next + y as u32, next + x as u32]);
+            coordinates.push([start + time, start + y as u32, start + x as u32]);
         }
-        next += height.max(width) as u32;
+        next = next.max(start + (height.max(width) as u32).max(time + 1));
     }
     i64::from(next) - coordinates.len() as i64
 }
@@ -219,6 +224,7 @@ mod tests {
             key: item.key(&[0; 32]),
             before: Vec::new(),
             is_beside_images: false,
+            moment: None,
         })
     }
 

@@ -42,8 +42,8 @@ pub(crate) struct Tower {
 
 /// From tiles to hidden states.
 enum Stem {
-    /// A matrix over the values of a patch.
-    Patches(Linear),
+    /// A matrix over the values of a patch, and one over those of a patch of several frames.
+    Patches(Linear, Option<Linear>),
     /// Of a tower that hears.
     Frames(Convolutions),
 }
@@ -138,7 +138,8 @@ impl TowerConfig {
     /// Bytes of the activations of a pass of so many rows.
     pub(crate) fn activation_bytes(&self, max_rows: usize) -> u64 {
         let bounded = if self.is_bounded { self.hidden_size.max(self.intermediate_size) + self.intermediate_size } else { 0 };
-        let columns = self.patch_len() + 5 * self.hidden_size + self.intermediate_size + bounded;
+        let frames = if self.sees_frames { 1 + self.num_frames } else { 1 };
+        let columns = self.patch_len() * frames + 5 * self.hidden_size + self.intermediate_size + bounded;
         let kv = self.kv_spec(max_rows.div_ceil(BLOCK_SIZE), KvDType::F32).ok().and_then(|spec| spec.total_bytes()).unwrap_or(0);
         (columns * max_rows * size_of::<f32>()) as u64 + kv + self.frame_bytes()
     }
@@ -184,7 +185,10 @@ impl Tower {
             Stem::Frames(Convolutions::new(weights, frames, hidden, &named)?)
         } else {
             let shape = [config.num_frames, config.patch_size];
-            Stem::Patches(weights.patches(&named(names.patch), hidden, config.patch_layout, shape)?)
+            let (patch, of_frames) = (named(names.patch), config.sees_frames && config.num_frames > 1);
+            let of_one = weights.patches(&patch, hidden, config.patch_layout, shape)?;
+            let of_frames = of_frames.then(|| weights.frame_patches(&patch, hidden, shape)).transpose()?;
+            Stem::Patches(of_one, of_frames)
         };
         let tiled = config.tiled.as_ref().map(|tiled| TiledTower::new(weights, (config, tiled), &place)).transpose()?;
         let mut norm = |is_there: bool, name| is_there.then(|| weights.norm(&named(name), hidden, kind)).transpose();
@@ -234,7 +238,7 @@ impl Tower {
     /// The matrix over the values of a patch.
     pub(super) fn patch_matrix(&self) -> Result<&Linear, EngineError> {
         match &self.stem {
-            Stem::Patches(patch) => Ok(patch),
+            Stem::Patches(patch, _) => Ok(patch),
             Stem::Frames(_) => Err(EngineError::Internal("patches for a tower that hears".into())),
         }
     }
@@ -253,7 +257,7 @@ impl Tower {
         let alloc = |cols| backend.alloc(max_rows, cols);
         Ok(Buffers {
             patches: match &self.stem {
-                Stem::Patches(patch) => Some(alloc(patch.in_features)?),
+                Stem::Patches(patch, _) => Some(alloc(patch.in_features)?),
                 Stem::Frames(_) => None,
             },
             hidden: alloc(hidden)?,
@@ -334,7 +338,10 @@ impl Tower {
     ) -> Result<(), EngineError> {
         let Buffers { patches, hidden, .. } = buffers;
         let patch = match &self.stem {
-            Stem::Patches(patch) => patch,
+            Stem::Patches(_, Some(of_frames)) if tiles.iter().all(|(tile, _)| num_frames(tile) > 1) => {
+                return self.patches_of_frames(backend, tiles, of_frames, (hidden, num_rows));
+            }
+            Stem::Patches(patch, _) => patch,
             Stem::Frames(convolutions) => {
                 hidden.set_rows(num_rows);
                 let mut row = 0;
@@ -365,6 +372,33 @@ impl Tower {
         backend.store(patches);
         let step = StepMetadata::default();
         backend.norm_linear(patches, None, &mut [Projection { linear: patch, out: hidden }], &step);
+        backend.fetch(hidden);
+        Ok(())
+    }
+
+    /// The same of tiles that have several frames, in a tower without rows before its patches. Values are in the order of the
+    /// checkpoint: channel, frame, line.
+    fn patches_of_frames(
+        &self,
+        backend: &dyn Backend,
+        tiles: &[(&Tile, &Grid)],
+        linear: &Linear,
+        (hidden, num_rows): (&mut Tensor, usize),
+    ) -> Result<(), EngineError> {
+        let (side, num_frames) = (self.config.patch_size, self.config.num_frames);
+        let mut patches = backend.alloc(num_rows, linear.in_features)?;
+        let places = tiles.iter().flat_map(|(tile, grid)| grid.places.iter().map(move |place| (tile, place)));
+        for (row, (tile, (y, x))) in places.enumerate() {
+            let area = tile.width * tile.height;
+            for (line, out) in patches.row_mut(row)[..3 * num_frames * side * side].chunks_exact_mut(side).enumerate() {
+                let (plane, dy) = (line / side, line % side);
+                let (channel, frame) = (plane / num_frames, plane % num_frames);
+                let start = (3 * frame + channel) * area + (y * side + dy) * tile.width + x * side;
+                out.copy_from_slice(&tile.pixels[start..start + side]);
+            }
+        }
+        backend.store(&mut patches);
+        backend.norm_linear(&patches, None, &mut [Projection { linear, out: &mut *hidden }], &StepMetadata::default());
         backend.fetch(hidden);
         Ok(())
     }
@@ -476,6 +510,11 @@ impl Tower {
             rope: rope_table(&self.config.positions, &places, self.config.head_dim()),
         }
     }
+}
+
+/// Frames of a tile.
+fn num_frames(tile: &Tile) -> usize {
+    tile.pixels.len() / (3 * tile.height * tile.width).max(1)
 }
 
 /// Makes states what [`Standard`] says.

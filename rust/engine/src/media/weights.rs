@@ -246,6 +246,19 @@ impl<'a> TowerWeights<'a> {
         self.keep(weight, &of_floats(&values, rows, cols)?, bias)
     }
 
+    /// The same over the values of several frames, which lie channel by channel and in each frame by frame.
+    pub(crate) fn frame_patches(&mut self, name: &str, rows: usize, [frames, side]: [usize; 2]) -> Result<Linear, EngineError> {
+        let weight = format!("{name}.weight");
+        let stored = self.values(&weight, &[rows, 3, frames, side, side])?;
+        let (len, cols) = (3 * frames * side * side, (3 * frames * side * side).next_multiple_of(COLUMNS));
+        let mut values = vec![0.0; rows * cols];
+        for (row, stored) in values.chunks_exact_mut(cols).zip(stored.chunks_exact(len)) {
+            row[..len].copy_from_slice(stored);
+        }
+        let bias = self.optional(&format!("{name}.bias"), rows)?;
+        self.keep(format!("{weight} of frames"), &of_floats(&values, rows, cols)?, bias)
+    }
+
     fn keep(&mut self, name: String, view: &WeightView, bias: Option<Vec<f32>>) -> Result<Linear, EngineError> {
         let shape = [view.rows, view.cols];
         let is_eight_bits = self.is_host

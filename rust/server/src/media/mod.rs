@@ -1,4 +1,4 @@
-//! Images and sounds by their addresses: `data:`, `file:` and `http(s):`, each only as far as it is allowed.
+//! Images, sounds and videos by their addresses: `data:`, `file:` and `http(s):`, each only as far as it is allowed.
 //!
 //! What a client names is fetched by the server, so an address is a way into whatever the server reaches. `data:` reaches
 //! nothing. `file:` is allowed below one folder, as it lies there after all links. `http(s):` is allowed from hosts that are
@@ -24,6 +24,7 @@ use engine::{
     MediaKind,
     audio::{self, Sound},
     images::{self, RgbImage},
+    video::{self, Video},
 };
 use percent_encoding::percent_decode_str;
 
@@ -34,7 +35,7 @@ const BASE64: GeneralPurpose =
 /// Characters of an address that a message quotes.
 const SHOWN: usize = 96;
 
-/// Why there is no image or sound at an address, and what would work.
+/// Why there is no image, sound or video at an address, and what would work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaError(pub String);
 
@@ -56,7 +57,7 @@ enum Files {
     All,
 }
 
-/// Fetches and decodes images and sounds.
+/// Fetches and decodes images and sounds, and looks at videos.
 #[derive(Debug)]
 pub struct Media {
     files: Files,
@@ -115,6 +116,20 @@ impl Media {
         audio::decode(&bytes, limits).map_err(|error| MediaError(error.to_string()))
     }
 
+    /// The same of a video, which is looked at. `fps`: how many frames a second are taken, or, of frames that are given singly,
+    /// how many there are.
+    ///
+    /// # Errors
+    /// As [`Self::image`].
+    pub fn video(&self, url: &str, fps: Option<f64>, limits: &video::Limits) -> Result<Video, MediaError> {
+        let failed = |error: video::VideoError| MediaError(error.to_string());
+        if let Some(frames) = frames_of(url) {
+            return Video::of_image_files(&frames?, fps, limits).map_err(failed);
+        }
+        let bytes = self.bytes(url, MediaKind::Video, limits.max_bytes)?;
+        Video::of_file(bytes, fps, limits).map_err(failed)
+    }
+
     /// The bytes of a file at an address.
     pub(crate) fn bytes(&self, url: &str, kind: MediaKind, max_bytes: usize) -> Result<Vec<u8>, MediaError> {
         let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
@@ -138,6 +153,7 @@ impl Media {
         let example = match kind {
             MediaKind::Image => "image.png",
             MediaKind::Sound => "sound.wav",
+            MediaKind::Video => "video.mp4",
         };
         let path = local_path(rest)
             .ok_or_else(|| MediaError(format!("file:{} is no local path: write file:///folder/{example}", shown())))?;
@@ -158,6 +174,7 @@ fn noun(kind: MediaKind) -> &'static str {
     match kind {
         MediaKind::Image => "an image",
         MediaKind::Sound => "a sound",
+        MediaKind::Video => "a video",
     }
 }
 
@@ -166,6 +183,7 @@ fn media_type(kind: MediaKind) -> &'static str {
     match kind {
         MediaKind::Image => "image/",
         MediaKind::Sound => "audio/",
+        MediaKind::Video => "video/",
     }
 }
 
@@ -212,17 +230,31 @@ fn data(rest: &str, wanted: MediaKind) -> Result<Vec<u8>, MediaError> {
         let example = match wanted {
             MediaKind::Image => "image/png",
             MediaKind::Sound => "audio/wav",
+            MediaKind::Video => "video/mp4",
         };
         MediaError(format!("a data: URL of {} is written data:{example};base64,...", noun(wanted)))
     };
     let (kind, text) = rest.split_once(',').ok_or_else(form)?;
     let kind = kind.to_ascii_lowercase();
     let given = kind.strip_suffix(";base64").ok_or_else(form)?;
-    if !given.starts_with(media_type(wanted)) && !given.starts_with("application/octet-stream") {
+    // An animated GIF is a video.
+    let is_gif = wanted == MediaKind::Video && given == "image/gif";
+    if !given.starts_with(media_type(wanted)) && !given.starts_with("application/octet-stream") && !is_gif {
         let (shown, noun) = (shorten(given), noun(wanted));
         return Err(MediaError(format!("the data: URL says that it is {shown:?}, which is not {noun}")));
     }
     BASE64.decode(text.trim()).map_err(|error| MediaError(format!("the data: URL is no base64: {error}")))
+}
+
+/// The files of frames that a `data:` URL gives singly, as vLLM takes them: `data:video/jpeg;base64,FRAME,FRAME`. `None` for
+/// others.
+fn frames_of(url: &str) -> Option<Result<Vec<Vec<u8>>, MediaError>> {
+    const BEGIN: &str = "data:video/jpeg;base64,";
+    let texts = url.get(BEGIN.len()..).filter(|_| url[..BEGIN.len()].eq_ignore_ascii_case(BEGIN))?;
+    let decoded = |(number, text): (usize, &str)| {
+        BASE64.decode(text.trim()).map_err(|error| MediaError(format!("frame {number} of the video is no base64: {error}")))
+    };
+    Some(texts.split(',').enumerate().map(decoded).collect())
 }
 
 /// The beginning of what a client sent.

@@ -62,6 +62,7 @@ pub(super) fn qwen_tower(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<
         frames: None,
         patch_layout: PatchLayout::Convolution,
         num_frames: reader.size("temporal_patch_size", 2)?,
+        sees_frames: false,
         norm: NormKind::Layer,
         eps: 1e-6,
         activation: Reader::activation(&reader.encoder, "hidden_act", "quick_gelu")?,

@@ -84,6 +84,7 @@ fn tower(
         frames: Some(Frames { num_mel_bins, names: ["conv1", "conv2"] }),
         patch_layout: PatchLayout::Convolution,
         num_frames: 1,
+        sees_frames: false,
         norm: NormKind::Layer,
         eps: 1e-5,
         activation: Reader::activation(fields, "activation_function", "gelu")?,
