@@ -28,7 +28,7 @@ def written(folder: Path, text: str) -> Path:
 
 def meaning(folder: Path, text: str) -> argparse.Namespace:
     """The options that a file gives."""
-    return cli.build_parser().parse_args(config.words(written(folder, text)))
+    return cli.build_parser().parse_args(config.meaning(written(folder, text)).lines[0])
 
 
 def test_a_file_means_what_flags_mean(tmp_path: Path) -> None:
@@ -121,7 +121,8 @@ def test_every_flag_of_a_section_is_a_key(command: str, tmp_path: Path) -> None:
         ("command = 'serve'\n[server]\nno_ui = 1", "no_ui in [server] must be true or false, got 1"),
         ("command = 'serve'\nserver = 1", "server must be a table, [server]"),
         ("command = 'serve'\nmodels = 1", "models must be [[models]]"),
-        ("command = 'serve'\n[[models]]\n[[models]]", "there are 2 of [[models]]; a process has one model"),
+        ("command = 'serve'\n[[models]]\n[[models]]", "the KV pool of SmolLM2-135M-Instruct.Q4_1 has no size"),
+        ("command = 'run'\n[[models]]\n[[models]]", "there are 2 of [[models]]; command = 'run' has one model"),
         ("command = 'serve'\ndefault_model_id = 'x'", "default_model_id is 'x', which is no model_id of [[models]]"),
         ("command = 'serve'\n[[models]]\ndtype = 'f32'\n[models.format]\ndtype = 'f16'", "[[models]] has 'dtype' twice"),
         ("command = 'serve'\n[sandbox]\nmode = 'on'", "[sandbox] is not supported yet; this server runs no tools"),

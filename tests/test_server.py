@@ -101,8 +101,15 @@ class Server:
 @contextmanager
 def serving(*arguments: str, model: str = MODEL, memory: str = "16", **environment: str) -> Iterator[Server]:
     """A server on a free port."""
-    command = [str(COMMAND), "serve", "-m", model, "--port", "0", "--pa-memory-mb", memory, "--num-threads", "1", *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    flags = ["-m", model, "--port", "0", "--pa-memory-mb", memory, "--num-threads", "1", *arguments]
+    with running("serve", *flags, **environment) as server:
+        yield server
+
+
+@contextmanager
+def running(*arguments: str, **environment: str) -> Iterator[Server]:
+    """A server by its command line."""
+    process = subprocess.Popen([str(COMMAND), *arguments], stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
     try:
         assert process.stderr is not None
         for line in process.stderr:
