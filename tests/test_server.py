@@ -615,7 +615,7 @@ def test_routes_that_are_not_there(server: Server) -> None:
         ("POST", "/v1/images/generations", 404, "route_not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/health", 405, "method_not_allowed"),
-        ("POST", "/v1/models/reload", 501, "not_implemented"),
+        ("POST", "/v1/models/tune", 501, "not_implemented"),
     ):
         reply = server.send(method, path, {} if method == "POST" else None)
         assert (reply.status, reply.error["code"]) == (status, code), path

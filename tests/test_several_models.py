@@ -226,6 +226,18 @@ def test_one_model_is_unloaded_and_loaded_again_while_another_answers(server: Se
         assert (post("unload", name).status, post("unload", name).error["code"]) == (404, "model_not_found")
 
 
+def test_unloading_ends_what_runs_with_its_text(server: Server) -> None:
+    body = {"model": "small", "prompt": "Hello", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.post, "/v1/completions", body)
+        while server.metric("vllm:num_requests_running", model_name="small") == 0:
+            pass
+        assert server.post("/v1/models/unload", {"model_id": "small"}).status == 200
+        choice = answer.result().json["choices"][0]
+    assert choice["finish_reason"] == "canceled"
+    assert choice["text"].startswith(expected("qwen3")[:1])
+
+
 def test_many_requests_wait_for_one_model_and_the_others_answer_meanwhile(server: Server) -> None:
     assert server.post("/v1/models/unload", {"model_id": "small"}).status == 200
     with ThreadPoolExecutor(24) as pool:

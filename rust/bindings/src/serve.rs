@@ -34,8 +34,8 @@ pub fn serve(py: Python<'_>, runners: Vec<Py<Runner>>, config: &str, listening: 
     })
 }
 
-/// Refuses keys, a file with the secret of salts, and names of models, that `serve` would refuse once they are loaded. `config` is
-/// as there.
+/// Refuses keys, a file with the secret of salts, and names of models, that `serve` would refuse once they are loaded. `config`
+/// is as there.
 ///
 /// Raises `ValueError` for settings that cannot be read, `OSError` for what cannot be honoured.
 #[pyfunction]

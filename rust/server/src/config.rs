@@ -148,8 +148,8 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Whether the keys can be honoured, the file with the secret of salts, and the models' names: what can be told before a model
-    /// is loaded.
+    /// Whether the keys can be honoured, the file with the secret of salts, and the models' names: what can be told before
+    /// anything is loaded.
     pub fn check(&self) -> Result<(), StartError> {
         Keys::new(&self.keys, self.cache_salt_secret.as_deref())?;
         self.check_models().map(drop)

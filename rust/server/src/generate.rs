@@ -115,6 +115,7 @@ pub async fn start_admitted(
     let handles = handles.await.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?;
     let handles = handles.map_err(|error| match error {
         EngineError::Grammar { .. } => ApiError { param: grammar_param.map(str::to_owned), ..ApiError::from(error) },
+        EngineError::Internal(_) if model.loaded().is_none() => model.gone(),
         error => openai::of_request(error),
     })?;
     model.check_waiting_tokens(&app.config, handles.iter().map(|handle| handle.prompt_token_ids().len()).sum())?;

@@ -185,6 +185,14 @@ impl Model {
         self.change(|host| host.load()).await.map_err(failed)
     }
 
+    /// What a client is told whose request came as the model was taken out of memory.
+    pub fn gone(&self) -> ApiError {
+        let message = format!("the model `{}` has been unloaded; the next request loads it again", self.id());
+        let mut error = ApiError::new(503, "server_error", "model_not_loaded", None, message);
+        error.retry_after = Some(1);
+        error
+    }
+
     /// Takes it out of memory until a request, or a reload, wants it; nothing happens where it is unloaded.
     pub async fn unload(self: &Arc<Self>) -> Result<(), ApiError> {
         self.change(|host| host.unload()).await
