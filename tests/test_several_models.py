@@ -44,11 +44,11 @@ kind = "text"
 dtype = "f32"
 max_seqs = 2
 [models.paged_attn]
-context_len = 2048
+context_len = 384
 block_size = 16
 
 [[models]]
-model_id = "{GOLDEN}/text/embeddinggemma"
+model_id = "{GOLDEN}/embed/embeddinggemma"
 kind = "embedding"
 dtype = "f32"
 """
@@ -64,7 +64,11 @@ def written(folder: Path, text: str) -> str:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    file = written(tmp_path_factory.mktemp("config"), f'default_model_id = "small"\n{SHARED}{MODELS}')
+    folder = tmp_path_factory.mktemp("config")
+    template = folder / "small.jinja"
+    template.write_text("{% for message in messages %}A template of its own: {{ message.content }}{% endfor %}")
+    models = MODELS.replace('alias = "small"', f'alias = "small"\nchat_template = "{template}"')
+    file = written(folder, f'default_model_id = "small"\n{SHARED}{models}')
     with running("from-config", "-f", file, MISTRAL_PAGED_LORA_ROOT=str(LORA)) as server:
         yield server
 
@@ -137,7 +141,7 @@ def test_the_list_has_every_name_and_what_each_model_takes(server: Server) -> No
     assert cards["attn"]["parent"] == "llama"
     assert {card["status"] for card in cards.values()} == {"loaded"}
     assert [cards[name]["kind"] for name in IDS] == ["chat", "chat", "embedding"]
-    assert cards["small"]["max_model_len"] == 2048
+    assert cards["small"]["max_model_len"] == 384
     assert server.get("/v1/models/first").json["root"] == "llama"
     info = server.get("/v1/system/info").json
     assert (info["model"], [model["model"] for model in info["models"]]) == ("small", IDS)
@@ -227,7 +231,7 @@ def test_one_model_is_unloaded_and_loaded_again_while_another_answers(server: Se
 
 
 def test_unloading_ends_what_runs_with_its_text(server: Server) -> None:
-    body = {"model": "small", "prompt": "Hello", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
+    body = {"model": "small", "prompt": "Hello", "max_tokens": 380, "ignore_eos": True, "temperature": 0}
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.post, "/v1/completions", body)
         while server.metric("vllm:num_requests_running", model_name="small") == 0:
