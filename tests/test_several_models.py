@@ -109,7 +109,8 @@ def test_every_interface_goes_to_the_model_that_it_names(server: Server) -> None
         assert server.post("/v1/responses/input_tokens", {"model": name, "input": "Hello"}).json["input_tokens"] == count
         tokens = server.post("/tokenize", {"model": name, "prompt": "Hello there"}).json["tokens"]
         assert "Hello there" in server.post("/detokenize", {"model": name, "tokens": tokens}).json["prompt"]
-    assert counts["llama"] != counts["small"]
+    prompts = {name: server.post("/apply-template", {"model": name, "messages": HELLO}).json["prompt"] for name in counts}
+    assert prompts["small"] == "A template of its own: Hello" != prompts["llama"]
     templates = [server.get(f"/tokenizer_info?model={name}").json["chat_template"] for name in ("llama", "small")]
     assert templates[0] != templates[1]
     assert server.get("/tokenizer_info").json["chat_template"] == templates[1]

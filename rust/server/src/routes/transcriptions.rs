@@ -25,7 +25,13 @@ use crate::{
     auth::Caller,
     errors::Failure,
     generate::{collect_one, start_admitted},
+    models::Model,
 };
+
+/// Whether a model makes transcriptions.
+fn check(model: &Model) -> Result<(), ApiError> {
+    check_model(&model.context, model.engine().tokenizer().token_to_id(TRANSCRIBE).is_some())
+}
 
 /// Writes down what is said in a sound.
 pub async fn create(
@@ -34,6 +40,9 @@ pub async fn create(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Failure> {
+    if app.models.iter().all(|model| check(model).is_err()) {
+        check(app.models.default())?;
+    }
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let boundary = multer::parse_boundary(kind).map_err(|_| {
         let message = "send a form, with `Content-Type: multipart/form-data`".to_owned();
@@ -41,7 +50,7 @@ pub async fn create(
     })?;
     let mut form = read(whole(&app, body, "invalid_form").await?, boundary).await?;
     let target = app.models.find(form.model.as_deref())?;
-    check_model(&target.model.context, target.model.engine().tokenizer().token_to_id(TRANSCRIBE).is_some())?;
+    check(&target.model)?;
     let (file, format) = (form.file()?, form.format);
     let admission = app.admit(&caller, &target.model, 1)?;
     let sound = app.seeing.decode(move || {
