@@ -28,7 +28,7 @@ def written(folder: Path, text: str) -> Path:
 
 def meaning(folder: Path, text: str) -> argparse.Namespace:
     """The options that a file gives."""
-    return cli.build_parser().parse_args(config.words(written(folder, text)))
+    return cli.build_parser().parse_args(config.meaning(written(folder, text)).lines[0])
 
 
 def test_a_file_means_what_flags_mean(tmp_path: Path) -> None:
@@ -80,6 +80,35 @@ def test_adapters_in_a_file(tmp_path: Path) -> None:
     assert (options.lora, options.lora_modules) == ([("a", "b"), ("c", "d")], [("e", "f"), ("g", "h")])
 
 
+def test_a_models_own_keys_go_before_those_that_all_share(tmp_path: Path) -> None:
+    text = """
+        command = "serve"
+        default_model_id = "b"
+        [runtime]
+        device = "cuda:0"
+        max_seqs = 8
+        [paged_attn]
+        memory_mb = 64
+        block_size = 16
+        [[models]]
+        model_id = "x/a"
+        cpu = true
+        [models.paged_attn]
+        context_len = 128
+        [[models]]
+        model_id = "x/b"
+        alias = "b"
+        max_seqs = 2
+        kind = "embedding"
+        """
+    meaning = config.meaning(written(tmp_path, text))
+    first, second = (cli.build_parser().parse_args(line) for line in meaning.lines)
+    assert (first.device, first.max_seqs, first.pa_context_len, first.pa_memory_mb) == ("cpu", 8, 128, None)
+    assert (second.device, second.max_seqs, second.pa_context_len, second.pa_memory_mb) == ("cuda:0", 2, None, 64)
+    assert (first.kind, second.kind, second.alias, meaning.default) == ("auto", "embedding", "b", 1)
+    assert first.pa_block_size == second.pa_block_size == 16
+
+
 def test_a_file_for_a_chat(tmp_path: Path) -> None:
     options = meaning(tmp_path, 'command = "run"\n[request]\nthinking = false\ntemperature = 1\ninput = "Hi"\n')
     assert (options.thinking, options.temperature, options.input, options.model_id) == (False, 1.0, "Hi", None)
@@ -121,7 +150,8 @@ def test_every_flag_of_a_section_is_a_key(command: str, tmp_path: Path) -> None:
         ("command = 'serve'\n[server]\nno_ui = 1", "no_ui in [server] must be true or false, got 1"),
         ("command = 'serve'\nserver = 1", "server must be a table, [server]"),
         ("command = 'serve'\nmodels = 1", "models must be [[models]]"),
-        ("command = 'serve'\n[[models]]\n[[models]]", "there are 2 of [[models]]; a process has one model"),
+        ("command = 'serve'\n[[models]]\nmodel_id = 'a'\n[[models]]\nmodel_id = 'b'", "the KV pool of a has no size"),
+        ("command = 'run'\n[[models]]\n[[models]]", "there are 2 of [[models]]; command = 'run' has one model"),
         ("command = 'serve'\ndefault_model_id = 'x'", "default_model_id is 'x', which is no model_id of [[models]]"),
         ("command = 'serve'\n[[models]]\ndtype = 'f32'\n[models.format]\ndtype = 'f16'", "[[models]] has 'dtype' twice"),
         ("command = 'serve'\n[sandbox]\nmode = 'on'", "[sandbox] is not supported yet; this server runs no tools"),

@@ -34,7 +34,7 @@ import json, sys
 from mistral_paged import Runner, Which, _core
 options, config = map(json.loads, sys.argv[2:])
 runner = Runner(which=Which.GGUF(sys.argv[1]), **options)
-_core.serve(runner, json.dumps(config), lambda address: print(address, flush=True))
+_core.serve([runner], json.dumps(config), lambda address: print(address, flush=True))
 """
 LONG = "The quick brown fox jumps over the lazy dog. " * 20
 # What the map shows by the colours of its cells, read from the canvas, and what its table says; all of one moment.
@@ -126,7 +126,7 @@ class Server:
 
 @contextmanager
 def serving(path: Path, browser: Any, config: dict[str, Any] | None = None, **options: Any) -> Iterator[Server]:
-    settings = {"port": 0, "model_id": "smollm2", "access_log": "off", **(config or {})}
+    settings = {"port": 0, "models": [{"model_id": "smollm2"}], "access_log": "off", **(config or {})}
     command = [sys.executable, "-c", SERVE, str(path), json.dumps({"pa_gpu_mem": 64, **options}), json.dumps(settings)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

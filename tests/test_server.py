@@ -101,8 +101,15 @@ class Server:
 @contextmanager
 def serving(*arguments: str, model: str = MODEL, memory: str = "16", **environment: str) -> Iterator[Server]:
     """A server on a free port."""
-    command = [str(COMMAND), "serve", "-m", model, "--port", "0", "--pa-memory-mb", memory, "--num-threads", "1", *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    flags = ["-m", model, "--port", "0", "--pa-memory-mb", memory, "--num-threads", "1", *arguments]
+    with running("serve", *flags, **environment) as server:
+        yield server
+
+
+@contextmanager
+def running(*arguments: str, **environment: str) -> Iterator[Server]:
+    """A server by its command line."""
+    process = subprocess.Popen([str(COMMAND), *arguments], stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
     try:
         assert process.stderr is not None
         for line in process.stderr:
@@ -608,7 +615,7 @@ def test_routes_that_are_not_there(server: Server) -> None:
         ("POST", "/v1/images/generations", 404, "route_not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/health", 405, "method_not_allowed"),
-        ("POST", "/v1/models/reload", 501, "not_implemented"),
+        ("POST", "/v1/models/tune", 501, "not_implemented"),
     ):
         reply = server.send(method, path, {} if method == "POST" else None)
         assert (reply.status, reply.error["code"]) == (status, code), path

@@ -55,7 +55,7 @@ __all__ = [
     "Usage",
     "Which",
     "__version__",
-    "check_keys",
+    "check_server",
     "quantize",
     "serve",
     "simulate",
@@ -69,8 +69,8 @@ __all__ = [
 __version__: str
 
 def simulate(trace: Mapping[str, Any], settings: Mapping[str, Any]) -> list[dict[str, Any]]: ...
-def check_keys(config: str) -> None: ...
-def serve(runner: Runner, config: str, listening: Callable[[str], object]) -> str: ...
+def check_server(config: str) -> None: ...
+def serve(runners: AnySequence[Runner], config: str, listening: Callable[[str], object]) -> str: ...
 def quantize(
     which: Which,
     type: str,

@@ -52,13 +52,19 @@ def handle(argv: Sequence[str] | None) -> int:
 
 def perform(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """Runs a command line, an older one too."""
+    options = parsed(parser, words)
+    logs.begin(options)
+    status: int | None = options.handler(options)
+    return status or 0
+
+
+def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """What a command line says, an older one too."""
     words = flags.behind_the_command(older.translate(words))
     flags.check_command(words)
     options = parser.parse_args(words)
     flags.check_places(options)
-    logs.begin(options)
-    status: int | None = options.handler(options)
-    return status or 0
+    return options
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -107,7 +113,12 @@ def from_config(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
     """Runs what a file says."""
     from mistral_paged import config
 
-    return perform(parser, config.words(Path(options.file)))
+    meaning = config.meaning(Path(options.file))
+    if len(meaning.lines) == 1:
+        return perform(parser, meaning.lines[0])
+    models = [parsed(parser, words) for words in meaning.lines]
+    logs.begin(models[0])
+    return serve_all(models, meaning.default)
 
 
 def bench(options: argparse.Namespace) -> None:
@@ -143,12 +154,25 @@ def memory(options: argparse.Namespace) -> None:
 
 def serve(options: argparse.Namespace) -> int:
     """Loads the model and serves it until a signal ends that; the exit status."""
-    server.check(options)
-    try:
-        runner = load(options)
-    except AddressError as error:
-        raise flags.Usage(str(error)) from None
-    return server.serve(options, runner, server.model_id(runner.list_models()[0]))
+    return serve_all([options], 0)
+
+
+def serve_all(models: Sequence[argparse.Namespace], default: int) -> int:
+    """Loads models, each by its own options, and serves them by those that they share; the exit status."""
+    config = server.settings(models, default)
+    server.check(models, config)
+    runners = []
+    for options, model in zip(models, config["models"], strict=True):
+        whose = f"{model['model_id']}: " if len(models) > 1 else ""
+        try:
+            runners.append(load(options))
+        except AddressError as error:
+            raise flags.Usage(f"{whose}{error}") from None
+        except (ValueError, NotImplementedError) as error:
+            if not whose:
+                raise
+            raise ValueError(f"{whose}{error}") from error
+    return server.serve(models[0], runners, config)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from mistral_paged.flags import COMMANDS, LATER_TOOLS, Flag, Usage
 
@@ -18,11 +19,15 @@ else:
 KINDS: dict[Any, tuple[tuple[type, ...], str]] = {int: ((int,), "a whole number"), float: ((int, float), "a number")}
 """What a value must be, where it is not a text, and that in words."""
 SECTIONS = {"serve": ("global", "runtime", "server", "paged_attn"), "run": ("global", "runtime", "paged_attn", "request")}
-SUBSECTIONS = ("format", "adapter", "quantization", "device", "multimodal")
+SUBSECTIONS = ("format", "adapter", "quantization", "device", "multimodal", "paged_attn")
 """Tables within a model that only set its keys in order."""
 ALIASES = {"in_situ_quant": "isq"}
-ANYWHERE = ("cpu", "device", "num_threads")
-"""Flags of `[runtime]` that a model may have as well."""
+OF_MODELS = ("model", "runtime", "paged_attn")
+"""Sections whose flags a model may have for itself."""
+OF_A_MODEL = ("served_model_name", "kv_events", "kv_events_replay", "kv_events_topic")
+"""Flags of `[server]` that are of one model: where there are several, only those have them."""
+Words: TypeAlias = "tuple[Flag, list[str]]"
+"""A flag, and the words by which it is given."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -33,33 +38,42 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 
-def words(path: Path) -> list[str]:
-    """The command line that a file means.
+@dataclass(frozen=True)
+class Meaning:
+    """What a file means."""
+
+    lines: list[list[str]]
+    """A command line for each of its models, all of one command."""
+    default: int = 0
+    """Which of them is the default model's."""
+
+
+def meaning(path: Path) -> Meaning:
+    """The command lines that a file means.
 
     `ValueError` for a file that cannot be read; `Usage`, with the key and the nearest one that there is, for what no flag does.
     """
     content = read_toml(path)
     try:
-        return list(translate(content))
+        return translate(content)
     except Usage as error:
         raise Usage(f"{path}: {error}") from None
 
 
-def translate(content: dict[str, Any]) -> Iterator[str]:
-    """The words of a command line, the command first."""
+def translate(content: dict[str, Any]) -> Meaning:
+    """The command lines of a file's content."""
     command = content.pop("command", None)
     if command not in SECTIONS:
         raise Usage(f"command is {command!r}; it must be 'serve' or 'run'")
-    yield command
-    default = content.pop("default_model_id", None)
-    model = one_model(content.pop("models", []))
-    if default is not None and default != model.get("model_id"):
-        raise Usage(f"default_model_id is {default!r}, which is no model_id of [[models]]")
-    kind = model.pop("kind", "auto")
-    if not isinstance(kind, str) or (command == "run" and kind not in ("auto", "text", "multimodal")):
-        raise Usage(f"kind is {kind!r}; it must be 'auto', 'text' or 'multimodal'")
+    default_id = content.pop("default_model_id", None)
+    models = all_models(content.pop("models", []))
+    if command == "run" and len(models) > 1:
+        raise Usage(f"there are {len(models)} of [[models]]; command = 'run' has one model, and 'serve' any number")
+    default = next((number for number, model in enumerate(models) if default_id in called(model)), None)
+    if default_id is not None and default is None:
+        raise Usage(f"default_model_id is {default_id!r}, which is no model_id of [[models]], and no alias")
     flags = [flag for group in COMMANDS[command][1] for flag in group.flags]
-    yield kind
+    shared: list[Words] = []
     for section, table in content.items():
         if section == "sandbox":
             raise Usage(f"[sandbox] is not supported yet; {LATER_TOOLS}")
@@ -67,18 +81,47 @@ def translate(content: dict[str, Any]) -> Iterator[str]:
             raise Usage(f"[{section}] does not go with command = '{command}'")
         if section not in SECTIONS[command]:
             raise Usage(f"unknown key '{section}'{nearest(section, [*SECTIONS[command], 'models', 'command'])}")
-        yield from in_section(section, table, flags)
-    yield from in_section("models", model, flags)
+        shared += in_section(section, table, flags)
+    if len(models) > 1 and (of_one := [flag for flag, _ in shared if flag.section == "server" and flag.keys[0] in OF_A_MODEL]):
+        raise Usage(f"{of_one[0].keys[0]} in [server] is of one model, and there are {len(models)}: it belongs to [[models]]")
+    return Meaning([list(line_of(command, model, flags, shared)) for model in models], default or 0)
 
 
-def one_model(models: Any) -> dict[str, Any]:
-    """The model's keys, those of its tables too."""
+def called(model: dict[str, Any]) -> tuple[object, ...]:
+    """What `default_model_id` may call a model."""
+    return tuple(model[key] for key in ("model_id", "alias") if key in model)
+
+
+def line_of(command: str, model: dict[str, Any], flags: list[Flag], shared: list[Words]) -> Iterator[str]:
+    """The command line of a model: its own keys go before those that all models share."""
+    kind = model.pop("kind", "auto")
+    if not isinstance(kind, str) or (command == "run" and kind not in ("auto", "text", "multimodal")):
+        raise Usage(f"kind is {kind!r}; it must be 'auto', 'text' or 'multimodal'")
+    own = list(in_section("models", model, flags))
+    yield from (command, kind)
+    for flag, line in shared:
+        if not any(excludes(mine, flag) for mine, _ in own):
+            yield from line
+    for _, line in own:
+        yield from line
+
+
+def excludes(one: Flag, other: Flag) -> bool:
+    """Whether only one of two flags can be given."""
+    return one.name == other.name or one.name in other.conflicts or other.name in one.conflicts
+
+
+def all_models(models: Any) -> list[dict[str, Any]]:
+    """The keys of each model, those of its tables too; of a file without models those of one, the default model."""
     if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
         raise Usage("models must be [[models]]")
-    if len(models) > 1:
-        raise Usage(f"there are {len(models)} of [[models]]; a process has one model, so start a second one with the others")
+    return [keys_of(model) for model in models] or [{}]
+
+
+def keys_of(model: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a model, those of its tables too."""
     found: dict[str, Any] = {}
-    for key, value in (models[0] if models else {}).items():
+    for key, value in model.items():
         inner = value if key in SUBSECTIONS and isinstance(value, dict) else {key: value}
         if double := set(inner) & set(found):
             raise Usage(f"[[models]] has '{min(double)}' twice")
@@ -86,8 +129,8 @@ def one_model(models: Any) -> dict[str, Any]:
     return found
 
 
-def in_section(section: str, table: object, flags: list[Flag]) -> Iterator[str]:
-    """The words of a section."""
+def in_section(section: str, table: object, flags: list[Flag]) -> Iterator[Words]:
+    """The words of a section's flags."""
     if not isinstance(table, dict):
         raise Usage(f"{section} must be a table, [{section}]")
     own = {key: flag for flag in flags if is_in(flag, section) for key in flag.keys}
@@ -97,13 +140,13 @@ def in_section(section: str, table: object, flags: list[Flag]) -> Iterator[str]:
             other = next((flag for flag in flags if flag.section is not None and key in flag.keys), None)
             hint = nearest(key, list(own)) if other is None else f"; it belongs to [{section_of(other)}]"
             raise Usage(f"unknown key '{key}' in [{section}]{hint}")
-        yield from of_flag(flag, value, f"{key} in [{section}]")
+        yield flag, list(of_flag(flag, value, f"{key} in [{section}]"))
 
 
 def is_in(flag: Flag, section: str) -> bool:
     """Whether a section may have a flag."""
     if section == "models":
-        return flag.section == "model" or flag.keys[0] in ANYWHERE
+        return flag.section in OF_MODELS or flag.keys[0] in OF_A_MODEL
     return flag.section == section
 
 

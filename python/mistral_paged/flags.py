@@ -516,6 +516,9 @@ SERVER = (
         section="server",
     ),
     Flag(("-p", "--port"), "port, 1234 unless given; 0 takes a free one", "N", int, 1234, section="server"),
+    Flag(
+        ("--alias",), "what requests and answers call the model, instead of its folder's or file's name", "NAME", section="model"
+    ),
     Flag(("--served-model-name",), "another name of the model; may be repeated", "NAME", repeated=True, section="server"),
     Flag(
         ("--api-key",),

@@ -30,11 +30,12 @@ CONFIGURATION = """\
 ## Configuration files
 
 `mistral-paged from-config -f FILE.toml` does what a file says. `command` is {commands}; sections are {sections} and `[[models]]`,
-of which there is one at most. Keys are the flags' names with underscores, as the tables above have them. In `[paged_attn]` the
-prefix `pa_` may be left out, and `mode` is `paged_attn`. A model's keys may stand in tables of it: `[models.format]`,
-`[models.adapter]`, `[models.quantization]`, `[models.device]`, `[models.multimodal]`; `cpu`, `device` and `num_threads` may stand
-there too. `kind` is `"auto"`, `"text"`, `"multimodal"` or, to serve, `"embedding"`. A key that does not exist is an error that
-names the nearest one.
+of which `"serve"` takes any number (docs/serving.md); `default_model_id` may name one by its `model_id` or `alias`. Keys are the
+flags' names with underscores, as the tables above have them. In `[paged_attn]` the prefix `pa_` may be left out, and `mode` is
+`paged_attn`. A model's keys may stand in tables of it: `[models.format]`, `[models.adapter]`, `[models.quantization]`,
+`[models.device]`, `[models.multimodal]`, `[models.paged_attn]`. A model may have keys of `[runtime]` and `[paged_attn]` for
+itself, where they go before what all share, and of `[server]` `served_model_name` and `kv_events*`. `kind` is `"auto"`, `"text"`,
+`"multimodal"` or, to serve, `"embedding"`. A key that does not exist is an error that names the nearest one.
 
 ```toml
 command = "serve"

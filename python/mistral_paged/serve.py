@@ -1,4 +1,4 @@
-"""The `serve` command: the HTTP server over one model."""
+"""The `serve` command: the HTTP server over one model or several."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mistral_paged import Runner, _core, logs
+from mistral_paged.default_model import default_model
 from mistral_paged.flags import Usage
 
 STATUSES = {"drained": 0, "interrupted": 130, "forced": 143}
@@ -98,16 +100,16 @@ def lora_root() -> str | None:
     return os.environ.get("MISTRALRS_LORA_ADAPTER_ROOT") if is_allowed else None
 
 
-def settings(options: argparse.Namespace, model_id: str) -> dict[str, Any]:
-    """The server's settings."""
+def settings(models: Sequence[argparse.Namespace], default: int) -> dict[str, Any]:
+    """The server's settings: what is each model's own by its options, the rest by those of any of them."""
+    options, of_models = models[0], [model_settings(options) for options in models]
     access_log = "off" if options.disable_access_log else options.access_log_format
     return {
         "host": options.host,
         "port": options.port,
-        "model_id": model_id,
-        "served_model_names": options.served_model_name or [],
+        "models": of_models,
+        "default_model": of_models[default]["model_id"],
         "keys": keys(options),
-        "max_seqs": options.max_seqs,
         "max_queued": options.max_queued,
         "max_queued_tokens": options.max_queued_tokens,
         "max_body_bytes": options.max_body_mb << 20,
@@ -123,24 +125,37 @@ def settings(options: argparse.Namespace, model_id: str) -> dict[str, Any]:
         "lora_root": lora_root(),
         "allowed_local_media_path": options.allowed_local_media_path,
         "allowed_media_domains": options.allowed_media_domains or [],
-        "max_num_images": MAX_NUM_IMAGES if options.max_num_images is None else options.max_num_images,
         "metrics": not options.disable_metrics,
         "otlp_endpoint": options.otlp_endpoint,
         "system": _core.survey(),
     }
 
 
-def model_id(model: str) -> str:
-    """What requests call a model: its hub id, or of a local one the name of its file or folder, without the path."""
+def model_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a model."""
+    return {
+        "model_id": model_id(options),
+        "served_model_names": options.served_model_name or [],
+        "max_seqs": options.max_seqs,
+        "max_num_images": MAX_NUM_IMAGES if options.max_num_images is None else options.max_num_images,
+    }
+
+
+def model_id(options: argparse.Namespace) -> str:
+    """What requests call a model: its alias or hub id, or of a local one the name of its file or folder, without the path."""
+    if options.alias is not None:
+        return str(options.alias)
+    model = str(default_model()) if options.model_id is None else options.model_id
     path = Path(model).expanduser()
     return (path.stem if path.is_file() else path.resolve().name) if path.exists() else model
 
 
-def check(options: argparse.Namespace) -> None:
+def check(models: Sequence[argparse.Namespace], config: dict[str, Any]) -> None:
     """Refuses what cannot be served, before a model is loaded; `Usage`."""
-    if options.kind not in KINDS:
-        raise Usage(f"a model of the kind '{options.kind}' cannot be served yet; text, multimodal and embedding models can")
-    if options.kind != "multimodal":
+    options = models[0]
+    for model, own in zip(models, config["models"], strict=True):
+        check_model(model, own["model_id"], len(models))
+    if all(model.kind != "multimodal" for model in models):
         media = {
             "--allowed-local-media-path": options.allowed_local_media_path,
             "--allowed-media-domains": options.allowed_media_domains,
@@ -157,23 +172,35 @@ def check(options: argparse.Namespace) -> None:
     for name, (value, least, most) in limits.items():
         if not least <= value <= most:
             raise Usage(f"{name} is {value}; it must be from {least} to {most}")
-    if options.max_num_images is not None and options.max_num_images < 1:
-        raise Usage(f"--max-num-images is {options.max_num_images}; it must be at least 1")
     if options.max_queued_tokens is not None and options.max_queued_tokens < 1:
         raise Usage(f"--max-queued-tokens is {options.max_queued_tokens}; it must be at least 1")
     if options.request_timeout is not None and not 0 < options.request_timeout < float("inf"):
         raise Usage(f"--request-timeout is {options.request_timeout}; it must be seconds above 0")
-    _core.check_keys(json.dumps({"keys": keys(options), "cache_salt_secret": options.cache_salt_secret}))
+    _core.check_server(json.dumps(config))
 
 
-def serve(options: argparse.Namespace, runner: Runner, model_id: str) -> int:
-    """Serves until a signal ends it; the exit status."""
-    config = settings(options, model_id)
+def check_model(options: argparse.Namespace, model_id: str, num_models: int) -> None:
+    """Refuses a model that cannot be served, alone or beside others; `Usage`."""
+    if options.kind not in KINDS:
+        raise Usage(f"a model of the kind '{options.kind}' cannot be served yet; text, multimodal and embedding models can")
+    if options.max_num_images is not None and options.max_num_images < 1:
+        raise Usage(f"--max-num-images is {options.max_num_images}; it must be at least 1")
+    sizes = (options.pa_memory_mb, options.pa_context_len, options.pa_memory_fraction)
+    if num_models > 1 and all(size is None for size in sizes):
+        raise Usage(
+            f"the KV pool of {model_id} has no size: beside other models each needs pa_memory_mb, pa_context_len or "
+            "pa_memory_fraction in [[models]], or all of them by one in [paged_attn]"
+        )
+
+
+def serve(options: argparse.Namespace, runners: Sequence[Runner], config: dict[str, Any]) -> int:
+    """Serves the models of runners until a signal ends it; the exit status."""
+    served = ", ".join(model["model_id"] for model in config["models"])
     if not config["keys"] and options.host not in ("127.0.0.1", "localhost", "::1") and not options.host.startswith("unix:"):
         print(f"warning: anyone who reaches {options.host} can use the server; --api-key guards it", file=sys.stderr)
 
     def listening(address: str) -> None:
-        print(f"serving {model_id} at {address}/v1", file=sys.stderr)
+        print(f"serving {served} at {address}/v1", file=sys.stderr)
         if config["ui"] and address.startswith("http"):
             print(f"the page is at {address}/ui", file=sys.stderr)
         sys.stderr.flush()
@@ -182,7 +209,7 @@ def serve(options: argparse.Namespace, runner: Runner, model_id: str) -> int:
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return STATUSES[_core.serve(runner, json.dumps(config), listening)]
+        return STATUSES[_core.serve(runners, json.dumps(config), listening)]
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

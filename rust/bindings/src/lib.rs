@@ -82,7 +82,7 @@ mod _core {
     #[pymodule_export]
     use crate::sequence::Sequence;
     #[pymodule_export]
-    use crate::serve::{check_keys, serve};
+    use crate::serve::{check_server, serve};
     #[pymodule_export]
     use crate::simulate::{simulate, simulator_devices};
     #[pymodule_export]

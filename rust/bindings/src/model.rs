@@ -6,8 +6,9 @@ use std::{
     task::Poll,
 };
 
-use engine::{Engine, EngineConfig, Isq, ModelSource};
+use engine::{Engine, EngineConfig, EngineError, Isq, ModelSource};
 use pyo3::prelude::*;
+use server::Host;
 
 use crate::{
     detach::{POLL, enter, wait},
@@ -20,6 +21,7 @@ const LOADED: &str = "loaded";
 const UNLOADED: &str = "unloaded";
 const RELOADING: &str = "reloading";
 const CLOSED: &str = "closed";
+const CLOSED_FOR_GOOD: &str = "the runner is closed; make another one";
 
 /// A model that can be loaded any number of times.
 pub struct Model {
@@ -88,10 +90,8 @@ impl Model {
                 State::Closed => return Err(closed()),
                 State::Unloaded | State::Changing(_) => {}
             }
-            if let Some(mut change) = self.change(py, |state| matches!(state, State::Unloaded), RELOADING)? {
-                let isq = self.isq.lock().unwrap_or_else(PoisonError::into_inner).or(self.config.in_situ_quant);
-                let config = EngineConfig { in_situ_quant: isq, ..self.config.clone() };
-                let engine = start(py, &self.source, &config, None)?;
+            if let Some(mut change) = self.change(py, State::is_unloaded, RELOADING)? {
+                let engine = start(py, &self.source, &self.config_now(), None)?;
                 change.state = State::Loaded(engine.clone());
                 return Ok(engine);
             }
@@ -108,8 +108,8 @@ impl Model {
 
     /// Ends what runs, with the text that it has, and gives the memory back; an error if it is unloaded already.
     pub fn unload(&self, py: Python<'_>) -> PyResult<()> {
-        match self.change(py, |state| matches!(state, State::Loaded(_)), UNLOADED)? {
-            Some(change) => change.free(py, State::Unloaded),
+        match self.change(py, State::is_loaded, UNLOADED)? {
+            Some(change) => enter(py, move || Ok(change.free(State::Unloaded))),
             None if matches!(&*self.lock(), State::Closed) => Err(closed()),
             None => Err(invalid(format!("model `{}` is unloaded already", self.id))),
         }
@@ -118,7 +118,7 @@ impl Model {
     /// As [`Self::unload`], for good; nothing happens if it is closed already.
     pub fn close(&self, py: Python<'_>) -> PyResult<()> {
         let change = self.change(py, |state| !matches!(state, State::Closed), CLOSED)?;
-        change.map_or(Ok(()), |change| change.free(py, State::Closed))
+        change.map_or(Ok(()), |change| enter(py, move || Ok(change.free(State::Closed))))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -127,17 +127,87 @@ impl Model {
 
     /// The right to change a state that is as wanted, once no other thread has it; `None` when the state is another.
     fn change(&self, py: Python<'_>, is_wanted: fn(&State) -> bool, status: &'static str) -> PyResult<Option<Change<'_>>> {
-        wait(py, || {
-            let is_changing = |state: &mut State| matches!(state, State::Changing(_));
-            let waited = self.changed.wait_timeout_while(self.lock(), POLL, is_changing);
-            let (mut state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-            if waited.timed_out() {
-                return Ok(Poll::Pending);
+        wait(py, || Ok(self.poll_change(is_wanted, status)))
+    }
+
+    /// The same beside the interpreter.
+    fn change_beside(&self, is_wanted: fn(&State) -> bool, status: &'static str) -> Option<Change<'_>> {
+        loop {
+            if let Poll::Ready(change) = self.poll_change(is_wanted, status) {
+                return change;
             }
-            let change =
-                is_wanted(&state).then(|| Change { model: self, state: mem::replace(&mut *state, State::Changing(status)) });
-            Ok(Poll::Ready(change))
-        })
+        }
+    }
+
+    /// The same within [`POLL`].
+    fn poll_change(&self, is_wanted: fn(&State) -> bool, status: &'static str) -> Poll<Option<Change<'_>>> {
+        let is_changing = |state: &mut State| matches!(state, State::Changing(_));
+        let waited = self.changed.wait_timeout_while(self.lock(), POLL, is_changing);
+        let (mut state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return Poll::Pending;
+        }
+        let change = is_wanted(&state).then(|| Change { model: self, state: mem::replace(&mut *state, State::Changing(status)) });
+        Poll::Ready(change)
+    }
+
+    /// How it is loaded again.
+    fn config_now(&self) -> EngineConfig {
+        let isq = self.isq.lock().unwrap_or_else(PoisonError::into_inner).or(self.config.in_situ_quant);
+        EngineConfig { in_situ_quant: isq, ..self.config.clone() }
+    }
+}
+
+/// For a server, whose threads are not the interpreter's.
+impl Host for Model {
+    fn engine(&self) -> Option<Engine> {
+        match &*self.lock() {
+            State::Loaded(engine) => Some(engine.clone()),
+            State::Unloaded | State::Closed | State::Changing(_) => None,
+        }
+    }
+
+    fn status(&self) -> &'static str {
+        self.status()
+    }
+
+    fn load(&self) -> Result<Engine, EngineError> {
+        loop {
+            match &*self.lock() {
+                State::Loaded(engine) => return Ok(engine.clone()),
+                State::Closed => return Err(EngineError::InvalidArgument(CLOSED_FOR_GOOD.into())),
+                State::Unloaded | State::Changing(_) => {}
+            }
+            if let Some(mut change) = self.change_beside(State::is_unloaded, RELOADING) {
+                let engine = Engine::load(&self.source, &self.config_now(), &|_| ())?;
+                change.state = State::Loaded(engine.clone());
+                return Ok(engine);
+            }
+        }
+    }
+
+    fn unload(&self) -> Result<(), EngineError> {
+        if let Some(change) = self.change_beside(State::is_loaded, UNLOADED) {
+            change.free(State::Unloaded);
+        }
+        Ok(())
+    }
+
+    fn re_isq(&self, isq: Isq) -> Result<(), EngineError> {
+        let unloaded = || EngineError::InvalidArgument(format!("model `{}` is not loaded: reload it first", self.id));
+        Host::engine(self).ok_or_else(unloaded)?.re_isq(isq, &|_| ())?;
+        *self.isq.lock().unwrap_or_else(PoisonError::into_inner) = Some(isq);
+        Ok(())
+    }
+}
+
+impl State {
+    fn is_loaded(&self) -> bool {
+        matches!(self, Self::Loaded(_))
+    }
+
+    fn is_unloaded(&self) -> bool {
+        matches!(self, Self::Unloaded)
     }
 }
 
@@ -149,15 +219,11 @@ struct Change<'a> {
 
 impl Change<'_> {
     /// Ends what runs and gives the memory back; the model is then in the state `after`.
-    fn free(mut self, py: Python<'_>, after: State) -> PyResult<()> {
-        let before = mem::replace(&mut self.state, after);
-        enter(py, move || {
-            if let State::Loaded(engine) = before {
-                // An engine whose thread has ended has given its memory back.
-                engine.unload().unwrap_or_default();
-            }
-            Ok(())
-        })
+    fn free(mut self, after: State) {
+        if let State::Loaded(engine) = mem::replace(&mut self.state, after) {
+            // An engine whose thread has ended has given its memory back.
+            engine.unload().unwrap_or_default();
+        }
     }
 }
 
@@ -169,7 +235,7 @@ impl Drop for Change<'_> {
 }
 
 fn closed() -> PyErr {
-    invalid("the runner is closed; make another one")
+    invalid(CLOSED_FOR_GOOD)
 }
 
 /// Loads the model and logs what it is.

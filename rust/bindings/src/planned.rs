@@ -9,29 +9,30 @@ use pyo3::{
 use crate::{exceptions::not_yet, runner::Runner, which::Which};
 
 /// Methods of the mirrored `Runner`. They are attributes of a runner and not of the class, whose help would be full of them.
-const METHODS: [&str; 11] = [
-    "generate_image",
-    "generate_audio",
-    "begin_calibration",
-    "calibration_status",
-    "apply_calibration",
-    "remove_model",
-    "export_session",
-    "import_session",
-    "delete_session",
-    "list_session_ids",
-    "find_file",
+const METHODS: [(&str, &str); 11] = [
+    ("generate_image", TEXT),
+    ("generate_audio", TEXT),
+    ("begin_calibration", TEXT),
+    ("calibration_status", TEXT),
+    ("apply_calibration", TEXT),
+    ("remove_model", "a runner has one model: close() ends it, and a server takes several (docs/serving.md)"),
+    ("export_session", TEXT),
+    ("import_session", TEXT),
+    ("delete_session", TEXT),
+    ("list_session_ids", TEXT),
+    ("find_file", TEXT),
 ];
+const TEXT: &str = "this version generates text";
 
 #[pymethods]
 #[allow(clippy::unused_self, reason = "a method of the class")]
 impl Runner {
     fn __getattr__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-        let Some(method) = METHODS.into_iter().find(|method| *method == name) else {
+        let Some((method, instead)) = METHODS.into_iter().find(|(method, _)| *method == name) else {
             return Err(PyAttributeError::new_err(format!("'Runner' object has no attribute '{name}'")));
         };
         let refuse = move |_: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| -> PyResult<()> {
-            Err(not_yet(&format!("Runner.{method}"), "this version generates text"))
+            Err(not_yet(&format!("Runner.{method}"), instead))
         };
         Ok(PyCFunction::new_closure(py, None, Some(c"Not supported yet."), refuse)?.into_any())
     }

@@ -1,6 +1,6 @@
 //! The handle of a running model.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use engine::{CpuOptions, Engine, EngineConfig, Message, RenderOptions};
 use pyo3::{
@@ -102,7 +102,7 @@ use crate::{
 /// for an unknown keyword, `NotImplementedError` for an argument that is not supported yet: those not named here.
 #[pyclass(frozen, module = "mistral_paged")]
 pub struct Runner {
-    model: OwnProcess<Model>,
+    model: OwnProcess<Arc<Model>>,
     model_id: String,
     architecture: String,
 }
@@ -246,7 +246,7 @@ impl Runner {
         let model_id = selection.model_id;
         let model = Model::load(py, model_id.clone(), source, config, load_progress.as_ref())?;
         let architecture = model.engine()?.architecture().to_owned();
-        Ok(Self { model: OwnProcess::new(model), model_id, architecture })
+        Ok(Self { model: OwnProcess::new(Arc::new(model)), model_id, architecture })
     }
 
     /// Answers a chat: a `ChatCompletionResponse`, or an iterator of chunks when the request has `stream=True`. Waits without
@@ -530,7 +530,7 @@ impl Runner {
     }
 
     /// The model, unless this is another process than loaded it.
-    pub fn model(&self) -> PyResult<&Model> {
+    pub fn model(&self) -> PyResult<&Arc<Model>> {
         self.model.get()
     }
 

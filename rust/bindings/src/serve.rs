@@ -1,21 +1,24 @@
-//! The HTTP server over a runner's engine.
+//! The HTTP server over the models of runners.
+
+use std::sync::Arc;
 
 use pyo3::{exceptions::PyOSError, prelude::*};
-use server::{Exit, ServerConfig};
+use server::{Exit, Host, ServerConfig};
 
 use crate::{detach::enter, exceptions::invalid, runner::Runner};
 
-/// Serves a runner's model over HTTP until a SIGTERM or SIGINT, without holding the interpreter. `config` is a JSON object with
-/// the fields of `ServerConfig` (rust/server/src/config.rs); `listening` is called with the address once connections are
-/// accepted.
+/// Serves the models of runners over HTTP until a SIGTERM or SIGINT, without holding the interpreter. `config` is a JSON object
+/// with the fields of `ServerConfig` (rust/server/src/config.rs), one of `models` for each of the runners; `listening` is called
+/// with the address once connections are accepted.
 ///
 /// Returns how it ended: "drained", "forced" or "interrupted". Raises `ValueError` for a setting that cannot be honoured,
 /// `OSError` when it cannot listen.
 #[pyfunction]
-#[pyo3(signature = (runner, config, listening))]
-pub fn serve(py: Python<'_>, runner: &Runner, config: &str, listening: Py<PyAny>) -> PyResult<&'static str> {
+#[pyo3(signature = (runners, config, listening))]
+pub fn serve(py: Python<'_>, runners: Vec<Py<Runner>>, config: &str, listening: Py<PyAny>) -> PyResult<&'static str> {
     let config = read(config)?;
-    let engine = runner.engine()?;
+    let host = |runner: &Py<Runner>| runner.get().model().map(|model| Arc::clone(model) as Arc<dyn Host>);
+    let hosts = runners.iter().map(host).collect::<PyResult<Vec<_>>>()?;
     let told = move |address: &str| {
         Python::attach(|py| {
             if let Err(error) = listening.call1(py, (address,)) {
@@ -23,7 +26,7 @@ pub fn serve(py: Python<'_>, runner: &Runner, config: &str, listening: Py<PyAny>
             }
         });
     };
-    let exit = enter(py, move || Ok(server::serve(engine, config, told)))?;
+    let exit = enter(py, move || Ok(server::serve(hosts, config, told)))?;
     exit.map_err(|error| PyOSError::new_err(error.to_string())).map(|exit| match exit {
         Exit::Drained => "drained",
         Exit::Forced => "forced",
@@ -31,12 +34,13 @@ pub fn serve(py: Python<'_>, runner: &Runner, config: &str, listening: Py<PyAny>
     })
 }
 
-/// Refuses keys, and a file with the secret of salts, that `serve` would refuse once the model is loaded. `config` is as there.
+/// Refuses keys, a file with the secret of salts, and names of models, that `serve` would refuse once they are loaded. `config`
+/// is as there.
 ///
 /// Raises `ValueError` for settings that cannot be read, `OSError` for what cannot be honoured.
 #[pyfunction]
-pub fn check_keys(config: &str) -> PyResult<()> {
-    read(config)?.check_keys().map_err(|error| PyOSError::new_err(error.to_string()))
+pub fn check_server(config: &str) -> PyResult<()> {
+    read(config)?.check().map_err(|error| PyOSError::new_err(error.to_string()))
 }
 
 fn read(config: &str) -> PyResult<ServerConfig> {

@@ -147,6 +147,11 @@ impl MessagesRequest {
         Ok(request)
     }
 
+    /// What it calls the model.
+    pub fn model(&self) -> Option<&str> {
+        self.fields.model.as_deref()
+    }
+
     /// Generated tokens at most, as the request says.
     pub fn max_tokens(&self) -> Option<usize> {
         self.fields.max_tokens

@@ -4,7 +4,7 @@ use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 use serde::Deserialize;
 
-use crate::{StartError, auth::Keys};
+use crate::{StartError, auth::Keys, models::DEFAULT};
 
 /// Settings of a server. Each has the value of its documentation unless given.
 #[derive(Clone, Debug, Deserialize)]
@@ -14,17 +14,15 @@ pub struct ServerConfig {
     pub host: String,
     /// Port, 1234; 0 takes a free one.
     pub port: u16,
-    /// The model's id, as responses give it.
-    pub model_id: String,
-    /// Further names that requests may use for it, beside `default`.
-    pub served_model_names: Vec<String>,
+    /// The models, at least one.
+    pub models: Vec<ModelConfig>,
+    /// A name of the one that is also called `default`, the first unless given.
+    pub default_model: Option<String>,
     /// Keys that clients must have; none guard nothing.
     pub keys: Vec<KeyConfig>,
-    /// Choices that run at once, the engine's own limit.
-    pub max_seqs: usize,
-    /// Choices that wait beyond those at most, 512.
+    /// Choices of a model that wait beyond its `max_seqs` at most, 512.
     pub max_queued: usize,
-    /// Tokens of waiting prompts at most, beside which no other prompt may wait; without limit unless given.
+    /// Tokens of waiting prompts of a model at most, beside which no other prompt may wait; without limit unless given.
     pub max_queued_tokens: Option<usize>,
     /// Bytes of a body at most, 16 MiB.
     pub max_body_bytes: usize,
@@ -52,14 +50,26 @@ pub struct ServerConfig {
     pub allowed_local_media_path: Option<PathBuf>,
     /// Hosts that images may be fetched from; none unless given.
     pub allowed_media_domains: Vec<String>,
-    /// Images of a request at most, 16.
-    pub max_num_images: usize,
     /// `/metrics`.
     pub metrics: bool,
     /// Where a collector takes OpenTelemetry's traces, `http://HOST:PORT`; nowhere unless given.
     pub otlp_endpoint: Option<String>,
     /// What `/v1/system/info` tells beside the engine's own lines.
     pub system: serde_json::Value,
+}
+
+/// A model of a server.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelConfig {
+    /// Its id, as responses give it.
+    pub model_id: String,
+    /// Further names that requests may use for it.
+    pub served_model_names: Vec<String>,
+    /// Choices that run at once, the engine's own limit.
+    pub max_seqs: usize,
+    /// Images and sounds of a request at most, 16.
+    pub max_num_images: usize,
 }
 
 /// The form of the access log.
@@ -94,15 +104,27 @@ pub struct KeyConfig {
     pub admin: bool,
 }
 
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self { model_id: "default".into(), served_model_names: Vec::new(), max_seqs: 32, max_num_images: 16 }
+    }
+}
+
+impl ModelConfig {
+    /// The id, and the further names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.model_id.as_str()).chain(self.served_model_names.iter().map(String::as_str))
+    }
+}
+
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             host: "127.0.0.1".into(),
             port: 1234,
-            model_id: "default".into(),
-            served_model_names: Vec::new(),
+            models: vec![ModelConfig::default()],
+            default_model: None,
             keys: Vec::new(),
-            max_seqs: 32,
             max_queued: 512,
             max_queued_tokens: None,
             max_body_bytes: 16 << 20,
@@ -118,7 +140,6 @@ impl Default for ServerConfig {
             lora_root: None,
             allowed_local_media_path: None,
             allowed_media_domains: Vec::new(),
-            max_num_images: 16,
             metrics: true,
             otlp_endpoint: None,
             system: serde_json::Value::Null,
@@ -127,9 +148,39 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Whether the keys can be honoured, and the file with the secret of salts: what can be told before a model is loaded.
-    pub fn check_keys(&self) -> Result<(), StartError> {
-        Keys::new(&self.keys, self.cache_salt_secret.as_deref()).map(drop)
+    /// Whether the keys can be honoured, the file with the secret of salts, and the models' names: what can be told before
+    /// anything is loaded.
+    pub fn check(&self) -> Result<(), StartError> {
+        Keys::new(&self.keys, self.cache_salt_secret.as_deref())?;
+        self.check_models().map(drop)
+    }
+
+    /// Which model is the default one; an error where a name is of two.
+    pub(crate) fn check_models(&self) -> Result<usize, StartError> {
+        let default = match &self.default_model {
+            None => 0,
+            Some(name) => self.models.iter().position(|model| model.names().any(|own| own == name)).ok_or_else(|| {
+                let ids: Vec<&str> = self.models.iter().map(|model| model.model_id.as_str()).collect();
+                StartError(format!("the default model {name:?} is not served; there are {}", ids.join(", ")))
+            })?,
+        };
+        if default >= self.models.len() {
+            return Err(StartError("there is no model to serve".into()));
+        }
+        for (number, model) in self.models.iter().enumerate() {
+            for name in model.names() {
+                if self.models[..number].iter().any(|other| other.names().any(|own| own == name)) {
+                    return Err(StartError(format!("two models are called {name:?}: give one an alias of its own")));
+                }
+                if number != default && [DEFAULT, ""].contains(&name) {
+                    return Err(StartError(format!(
+                        "{name:?} is what {:?} is called, the default model: give another model another name",
+                        self.models[default].model_id
+                    )));
+                }
+            }
+        }
+        Ok(default)
     }
 
     /// The path of a Unix socket, when the host is one.

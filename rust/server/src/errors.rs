@@ -7,6 +7,8 @@ use axum::{
 use openai::ApiError;
 use serde_json::{Value, json};
 
+use crate::models::Model;
+
 /// An error on its way to a client.
 #[derive(Debug)]
 pub struct Failure(pub ApiError);
@@ -71,10 +73,13 @@ pub fn method_not_allowed(method: &str, path: &str) -> ApiError {
     ApiError::new(405, "invalid_request_error", "method_not_allowed", None, format!("{method} is not a method of {shown}"))
 }
 
-/// A model that is not served.
-pub fn model_not_found(model: &str, served: &str) -> ApiError {
-    let shown: String = model.chars().take(128).collect();
-    let message = format!("The model `{shown}` does not exist; this server has `{served}`, also known as `default`");
+/// A model that is not served, where these are.
+pub fn model_not_found<'a>(name: &str, default: &Model, served: impl Iterator<Item = &'a str>) -> ApiError {
+    let shown: String = name.chars().take(128).collect();
+    let served: Vec<String> = served
+        .map(|id| if id == default.id() { format!("`{id}`, also known as `default`") } else { format!("`{id}`") })
+        .collect();
+    let message = format!("The model `{shown}` does not exist; this server has {}", served.join(", and "));
     ApiError::new(404, "not_found_error", "model_not_found", Some("model".into()), message)
 }
 

@@ -2,11 +2,10 @@
 
 use std::{
     future::{Future, poll_fn},
-    sync::Arc,
     time::Duration,
 };
 
-use engine::{AdapterChoice, Completion, CompletionCollector, EngineError, OutputEvent, RequestHandle};
+use engine::{Completion, CompletionCollector, EngineError, OutputEvent, RequestHandle};
 use openai::{ApiError, Delivery, Generation};
 
 use crate::{
@@ -16,6 +15,7 @@ use crate::{
     errors::internal,
     mailbox::Mailbox,
     metrics::Observed,
+    models::Target,
     seeing,
     traces::RequestSpan,
 };
@@ -68,41 +68,30 @@ impl Running {
     }
 }
 
-/// The right of a request to run, and what it runs with.
-pub struct Admitted {
-    admission: Admission,
-    adapter: Option<AdapterChoice>,
-}
-
-/// Checks the model that a request names, and admits it.
-pub fn admit(app: &Arc<App>, caller: &Caller, model: Option<&str>, num_choices: usize) -> Result<Admitted, ApiError> {
-    let adapter = app.check_model(model)?;
-    Ok(Admitted { admission: app.admit(caller, num_choices)?, adapter })
-}
-
 /// Checks, tokenizes and submits. All that can be refused is refused here, before the first byte of an answer.
-pub async fn start(app: &Arc<App>, caller: &Caller, generation: Generation) -> Result<Running, ApiError> {
+pub async fn start(app: &App, caller: &Caller, target: &Target, generation: Generation) -> Result<Running, ApiError> {
     let num_choices = generation.requests.iter().map(|request| request.best_of.unwrap_or(request.n_choices)).sum();
-    let admitted = admit(app, caller, generation.model.as_deref(), num_choices)?;
-    start_admitted(app, caller, generation, admitted).await
+    let admission = app.admit(caller, &target.model, num_choices)?;
+    start_admitted(app, caller, target, generation, admission).await
 }
 
 /// The same of a request that is admitted.
 pub async fn start_admitted(
-    app: &Arc<App>,
+    app: &App,
     caller: &Caller,
+    Target { model, adapter }: &Target,
     generation: Generation,
-    Admitted { admission, adapter }: Admitted,
+    admission: Admission,
 ) -> Result<Running, ApiError> {
     let Generation { mut requests, delivery, user, grammar_param, .. } = generation;
     let first = requests.first().ok_or_else(|| internal("a request without a prompt".into()))?;
     let (n_choices, wants_logprobs) = (first.n_choices, first.sampling.logprobs.is_some());
     let wants_prompt_logprobs = first.prompt_logprobs.is_some();
-    seeing::place_all(app, &mut requests).await?;
+    seeing::place_all(app, model, &mut requests).await?;
     let limit = app.config.request_timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     for request in &mut requests {
         if request.adapter.is_none() {
-            request.adapter.clone_from(&adapter);
+            request.adapter.clone_from(adapter);
         }
         let service = &mut request.service;
         service.deadline = [service.deadline, limit].into_iter().flatten().min();
@@ -114,11 +103,11 @@ pub async fn start_admitted(
         }
     }
     let cancelled = app.cancels.register(&caller.request_id);
-    let mut observed = app.metrics.observe(&requests);
-    let span = app.traces.as_ref().map(|traces| traces.begin(caller, &app.config.model_id, &requests[0], requests.len()));
+    let mut observed = model.metrics.observe(&requests);
+    let span = app.traces.as_ref().map(|traces| traces.begin(caller, model.id(), &requests[0], requests.len()));
     let mailbox = Mailbox::new(&app.bell);
     let sinks: Vec<_> = (0..requests.len()).map(|number| mailbox.sink(number)).collect();
-    let engine = app.engine.clone();
+    let engine = model.ready().await?;
     let turn = app.seeing.turn_of(&requests).await?;
     // Dropped with the task's result when the client goes meanwhile.
     let handles = tokio::task::spawn_blocking(move || {
@@ -128,9 +117,10 @@ pub async fn start_admitted(
     let handles = handles.await.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?;
     let handles = handles.map_err(|error| match error {
         EngineError::Grammar { .. } => ApiError { param: grammar_param.map(str::to_owned), ..ApiError::from(error) },
+        EngineError::Internal(_) if model.loaded().is_none() => model.gone(),
         error => openai::of_request(error),
     })?;
-    app.check_waiting_tokens(handles.iter().map(|handle| handle.prompt_token_ids().len()).sum())?;
+    model.check_waiting_tokens(&app.config, handles.iter().map(|handle| handle.prompt_token_ids().len()).sum())?;
     observed.span = span.map(RequestSpan::submitted);
     Ok(Running {
         mailbox,

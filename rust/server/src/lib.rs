@@ -15,6 +15,7 @@ mod generate;
 mod mailbox;
 pub mod media;
 mod metrics;
+mod models;
 mod routes;
 mod seeing;
 mod store;
@@ -23,11 +24,10 @@ mod traces;
 
 use std::sync::Arc;
 
-use engine::Engine;
-
 pub use app::App;
-pub use config::{AccessLog, KeyConfig, ServerConfig};
+pub use config::{AccessLog, KeyConfig, ModelConfig, ServerConfig};
 pub use connection::Exit;
+pub use models::Host;
 
 /// What can stop a server from starting.
 #[derive(Debug)]
@@ -47,16 +47,17 @@ pub fn router(app: &Arc<App>) -> axum::Router {
     routes::router(app)
 }
 
-/// Serves until a SIGTERM or SIGINT; `listening` is called with the address once connections are accepted.
-pub fn serve(engine: Engine, config: ServerConfig, listening: impl FnOnce(&str)) -> Result<Exit, StartError> {
+/// Serves models that are loaded, one for each of the settings, until a SIGTERM or SIGINT; `listening` is called with the address
+/// once connections are accepted.
+pub fn serve(hosts: Vec<Arc<dyn Host>>, config: ServerConfig, listening: impl FnOnce(&str)) -> Result<Exit, StartError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // Tokenizing is short, and the cores belong to the model.
-        .max_blocking_threads(4 + seeing::MAX_AT_ONCE)
+        // Tokenizing is short, and the cores belong to the models. One may be loaded while the others' requests are tokenized.
+        .max_blocking_threads(4 + seeing::MAX_AT_ONCE + hosts.len())
         .thread_name("mistral_paged-http")
         .build()
         .map_err(|error| StartError(format!("the server's runtime cannot start: {error}")))?;
-    let app = Arc::new(App::new(engine, config)?);
+    let app = Arc::new(App::new(hosts, config)?);
     let result = runtime.block_on(connection::run(Arc::clone(&app), listening));
     // What still tokenizes is not waited for.
     runtime.shutdown_background();

@@ -19,6 +19,7 @@ use crate::{
     config::ServerConfig,
     errors::internal,
     media::{Media, MediaError},
+    models::Model,
 };
 
 /// Requests whose images, sounds and videos are fetched and decoded at once; others wait.
@@ -27,7 +28,6 @@ pub const MAX_AT_ONCE: usize = 2;
 /// How a server gets at images, sounds and videos.
 pub struct Seeing {
     media: Arc<Media>,
-    max_images: usize,
     turns: Arc<Semaphore>,
 }
 
@@ -35,7 +35,7 @@ impl Seeing {
     pub(crate) fn new(config: &ServerConfig) -> Result<Self, StartError> {
         let root = config.allowed_local_media_path.as_deref();
         let media = Media::of_clients(root, &config.allowed_media_domains).map_err(|error| StartError(error.0))?;
-        Ok(Self { media: Arc::new(media), max_images: config.max_num_images, turns: Arc::new(Semaphore::new(MAX_AT_ONCE)) })
+        Ok(Self { media: Arc::new(media), turns: Arc::new(Semaphore::new(MAX_AT_ONCE)) })
     }
 
     /// One of the turns, of which there are [`MAX_AT_ONCE`].
@@ -71,23 +71,22 @@ impl Seeing {
 }
 
 /// Puts the images, sounds and videos of requests in place.
-pub async fn place_all(app: &App, requests: &mut [GenerationRequest]) -> Result<(), ApiError> {
+pub async fn place_all(app: &App, model: &Model, requests: &mut [GenerationRequest]) -> Result<(), ApiError> {
     for request in requests {
         if let Prompt::Chat { messages, .. } = &mut request.prompt {
-            *messages = place(app, std::mem::take(messages)).await?;
+            *messages = place(app, model, std::mem::take(messages)).await?;
         }
     }
     Ok(())
 }
 
-/// Puts the images, sounds and videos of messages in place, of which there may be so many. Together they may have as many pixels
+/// Puts the images, sounds and videos of messages in place, of which there may be as many as the model takes. Together they may have as many pixels
 /// as one image may, as many seconds as one sound, and as many bytes as one video.
-pub async fn place(app: &App, mut messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
+pub async fn place(app: &App, model: &Model, mut messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
     if !media::are_pending(&messages) {
         return Ok(messages);
     }
-    let Seeing { media: web, max_images, .. } = &app.seeing;
-    let (web, max_images) = (Arc::clone(web), *max_images);
+    let (web, max_images) = (Arc::clone(&app.seeing.media), model.config.max_num_images);
     app.seeing
         .decode(move || {
             let (mut of_images, mut of_sounds) = (images::Limits::default(), audio::Limits::default());

@@ -41,7 +41,7 @@ fn start() -> (String, Arc<EmulatedDriver>) {
     let engine = Engine::load_onto(&backend, &source, &config, &|_| {}).unwrap();
     let (send, address) = mpsc::channel();
     let settings = ServerConfig { port: 0, ..ServerConfig::default() };
-    thread::spawn(move || server::serve(engine, settings, |address| send.send(address.to_owned()).unwrap()));
+    thread::spawn(move || server::serve(vec![Arc::new(engine)], settings, |address| send.send(address.to_owned()).unwrap()));
     let address = address.recv_timeout(Duration::from_secs(60)).unwrap();
     (address.strip_prefix("http://").unwrap().to_owned(), driver)
 }

@@ -82,7 +82,19 @@ async function complaint(response) {
 
 // ---- The feed --------------------------------------------------------------------------------------------------------------
 
-const feed = { heard: null, since: 0, connected: false, refusal: null, frozen: false, abort: null, wake: null, last: null };
+const feed = {
+  heard: null,
+  since: 0,
+  connected: false,
+  refusal: null,
+  frozen: false,
+  abort: null,
+  wake: null,
+  /** The last figures, which a model has while it is loaded. */
+  last: null,
+  /** Whether it is. */
+  model: "loaded",
+};
 
 const sleep = (ms) => new Promise((resolve) => {
   feed.wake = resolve;
@@ -97,6 +109,7 @@ function status() {
   if (feed.heard !== null && silence > STALE_MS) return ["stale", feed.connected ? "stale" : "stale, reconnecting"];
   if (!feed.connected) return ["connecting", feed.heard === null ? "connecting" : "reconnecting"];
   if (feed.heard === null) return ["connecting", "waiting for figures"];
+  if (feed.model !== "loaded") return ["connecting", `the model is ${feed.model}`];
   return ["live", feed.last?.stats.paused ? "live; the scheduler is paused" : "live"];
 }
 
@@ -116,13 +129,14 @@ async function watch() {
     }
     feed.abort = new AbortController();
     try {
-      const response = await fetch("/ui/events", { headers: headers(), signal: feed.abort.signal, cache: "no-store" });
+      const response = await fetch(`/ui/events?model=${encodeURIComponent(chosen.model)}`, { headers: headers(), signal: feed.abort.signal, cache: "no-store" });
       feed.refusal = response.ok ? null : response.status === 401 ? "an API key is needed" : await complaint(response);
       if (response.status === 401) {
         openKeyForm(true);
       } else if (response.ok) {
         feed.connected = true;
         feed.since = performance.now();
+        listModels().catch(() => {});
         for await (const data of eventsOf(response)) {
           feed.heard = performance.now();
           retry = FIRST_RETRY_MS;
@@ -184,10 +198,42 @@ $("key-form").addEventListener("submit", (event) => {
   reconnect();
 });
 
+// ---- Models ----------------------------------------------------------------------------------------------------------------
+
+/** What is watched and talked to; one model alone needs no choice. */
+const chosen = { model: "default", several: false };
+
+/** Offers the models, where there is more than one. */
+async function listModels() {
+  const response = await fetch("/v1/models", { headers: headers() });
+  if (!response.ok) return;
+  const { data } = await response.json();
+  const models = data.filter((card) => card.id === card.root && card.parent === null);
+  chosen.several = models.length > 1;
+  $("models").hidden = !chosen.several;
+  $("model").hidden = chosen.several;
+  if (!chosen.several) return;
+  if (chosen.model === "default") chosen.model = data.find((card) => card.id === "default")?.root ?? models[0].id;
+  const title = ({ id, kind }) => (kind === "chat" ? id : `${id} (${kind})`);
+  $("model-choice").replaceChildren(...models.map((card) => element("option", { value: card.id }, title(card))));
+  $("model-choice").value = chosen.model;
+}
+
+$("model-choice").addEventListener("change", () => {
+  chosen.model = $("model-choice").value;
+  // The figures of another model are not this one's.
+  Object.assign(feed, { heard: null, last: null, model: "loaded" });
+  Object.assign(produced, { outputs: null, recent: [], unsettled: [], total: 0 });
+  for (const chart of Object.values(charts)) if (chart instanceof Series) chart.points = [];
+  reconnect();
+});
+
 const quiet = matchMedia("(prefers-reduced-motion: reduce)");
 let shownAt = -Infinity;
 
 function take(snapshot) {
+  feed.model = snapshot.status;
+  if (!snapshot.stats) return;
   feed.last = snapshot;
   remember(snapshot);
   if (feed.frozen || (quiet.matches && performance.now() - shownAt < 1000)) return;
@@ -746,7 +792,7 @@ async function ask(text) {
   setAnswering(abort);
   const messages = [...conversation, { role: "user", content: text }];
   put(article("user", "You").said, text);
-  const { said, note } = article("assistant", "Model");
+  const { said, note } = article("assistant", chosen.several ? chosen.model : "Model");
   put(note, "…");
   const begun = performance.now();
   let [firstToken, usage, ending] = [null, null, null];
@@ -756,7 +802,7 @@ async function ask(text) {
       headers: { ...headers(), "content-type": "application/json" },
       signal: abort.signal,
       body: JSON.stringify({
-        model: "default",
+        model: chosen.model,
         messages,
         temperature: $("temperature").valueAsNumber,
         max_tokens: $("max-tokens").valueAsNumber,

@@ -165,8 +165,9 @@ impl Bodies {
         };
         let engine = Engine::load(&source, &config, &|_| {}).expect("a golden model loads");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let server = ServerConfig { model_id: "tiny".into(), access_log: server::AccessLog::Off, ..ServerConfig::default() };
-        let app = Arc::new(App::new(engine.clone(), server).expect("a server"));
+        let models = vec![server::ModelConfig { model_id: "tiny".into(), ..server::ModelConfig::default() }];
+        let server = ServerConfig { models, access_log: server::AccessLog::Off, ..ServerConfig::default() };
+        let app = Arc::new(App::new(vec![Arc::new(engine.clone())], server).expect("a server"));
         let router = runtime.block_on(async { server::router(&app) });
         Self { engine, router, runtime }
     }

@@ -10,10 +10,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
+use super::OfModel;
 use crate::{
     app::App,
     auth::{Caller, require_admin},
     errors::{Failure, internal},
+    models::Target,
 };
 
 /// What `POST /v1/load_lora_adapter` takes.
@@ -24,6 +26,8 @@ pub struct LoadBody {
     lora_name: String,
     /// A folder with an adapter, or a GGUF file, below the folder that adapters are taken from.
     lora_path: String,
+    /// A name of the model that it belongs to, the default one unless given.
+    model: Option<String>,
     /// In the place of another of this name.
     #[serde(default)]
     load_inplace: bool,
@@ -46,10 +50,12 @@ fn card(info: &AdapterInfo) -> Value {
     json!({ "id": alias, "object": "lora_adapter", "generation": generation, "rank": rank, "bytes": bytes })
 }
 
-/// The adapters that are loaded, and how many more may be.
-pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
-    let status = app.engine.adapter_status()?;
-    let data: Vec<Value> = app.engine.adapters().iter().map(card).collect();
+/// The adapters that are loaded, and how many more may be, of the model that the address names, or of the default one.
+pub async fn list(State(app): State<Arc<App>>, which: OfModel) -> Result<Json<Value>, Failure> {
+    let Target { model, .. } = app.models.find(which.model.as_deref())?;
+    let engine = model.ready().await?;
+    let status = engine.adapter_status()?;
+    let data: Vec<Value> = engine.adapters().iter().map(card).collect();
     let limits = json!({
         "num_adapters": status.num_adapters,
         "max_adapters": status.max_adapters,
@@ -88,10 +94,16 @@ pub async fn load(
     body: Bytes,
 ) -> Result<Json<Value>, Failure> {
     let root = root(&app, &caller)?;
-    let LoadBody { lora_name, lora_path, load_inplace, expected_generation } = parsed(&body)?;
-    if app.is_model(&lora_name) {
-        return Err(ApiError::value("lora_name", "is a name of the model itself").into());
+    let LoadBody { lora_name, lora_path, model, load_inplace, expected_generation } = parsed(&body)?;
+    let Target { model, .. } = app.models.find(model.as_deref())?;
+    if let Some(other) = app.models.named(&lora_name) {
+        let whose = if Arc::ptr_eq(other, &model) { "the model itself" } else { "another model" };
+        return Err(ApiError::value("lora_name", format!("is a name of {whose}")).into());
     }
+    if app.models.with_adapter(&lora_name).is_some_and(|other| !Arc::ptr_eq(other, &model)) {
+        return Err(ApiError::value("lora_name", "is an adapter of another model").into());
+    }
+    let engine = model.ready().await?;
     let how = LoadAdapter { in_place: load_inplace, expected_generation };
     let loaded = tokio::task::spawn_blocking(move || {
         let outside = || EngineError::Adapter {
@@ -106,7 +118,7 @@ pub async fn load(
         if path == root || !files.chain([path.clone()]).all(|file| file.starts_with(&root)) {
             return Err(outside());
         }
-        app.engine.load_adapter(&lora_name, &path, &how).map_err(|error| without_path(error, &root))
+        engine.load_adapter(&lora_name, &path, &how).map_err(|error| without_path(error, &root))
     });
     let info = loaded.await.map_err(|panic| internal(format!("a defect ended the request: {panic}")))??;
     Ok(Json(card(&info)))
@@ -131,5 +143,8 @@ pub async fn unload(
 ) -> Result<Json<Value>, Failure> {
     root(&app, &caller)?;
     let UnloadBody { lora_name, expected_generation } = parsed(&body)?;
-    Ok(Json(card(&app.engine.unload_adapter(&lora_name, expected_generation.as_deref())?)))
+    // An alias is of one model only; where it is none's, the default one says so.
+    let model = app.models.with_adapter(&lora_name).unwrap_or_else(|| app.models.default());
+    let engine = model.ready().await?;
+    Ok(Json(card(&engine.unload_adapter(&lora_name, expected_generation.as_deref())?)))
 }

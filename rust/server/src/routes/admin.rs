@@ -8,7 +8,7 @@ use axum::{
     http::Uri,
 };
 use bytes::Bytes;
-use engine::Isq;
+use engine::{Engine, EngineError, Isq};
 use openai::ApiError;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -18,23 +18,29 @@ use super::adapters::parsed;
 use crate::{
     app::App,
     auth::{Caller, require_admin},
-    errors::{Failure, internal},
+    errors::Failure,
+    models::Target,
 };
 
-/// Routes of the mirrored interface that are not there yet.
-pub const PLANNED: [&str; 3] = ["/v1/models/unload", "/v1/models/reload", "/v1/models/tune"];
+/// A route of the mirrored interface that is not there yet.
+pub const PLANNED: &str = "/v1/models/tune";
+
+/// Tells the engine of every model that is loaded; those that are not schedule nothing anyway.
+fn on_all(app: &App, tell: fn(&Engine) -> Result<(), EngineError>) -> Result<(), ApiError> {
+    app.models.iter().filter_map(|model| model.loaded()).try_for_each(|engine| Ok(tell(&engine)?))
+}
 
 /// Schedules nothing until a resume; requests wait.
 pub async fn pause(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Result<Json<Value>, Failure> {
     require_admin(&caller)?;
-    app.engine.pause()?;
+    on_all(&app, Engine::pause)?;
     Ok(Json(json!({ "status": "paused" })))
 }
 
 /// Goes on after a pause, and takes requests again after a drain.
 pub async fn resume(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Result<Json<Value>, Failure> {
     require_admin(&caller)?;
-    app.engine.resume()?;
+    on_all(&app, Engine::resume)?;
     app.is_draining.store(false, Ordering::SeqCst);
     Ok(Json(json!({ "status": "running" })))
 }
@@ -43,7 +49,7 @@ pub async fn resume(State(app): State<Arc<App>>, Extension(caller): Extension<Ca
 pub async fn drain(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Result<Json<Value>, Failure> {
     require_admin(&caller)?;
     app.is_draining.store(true, Ordering::SeqCst);
-    Ok(Json(json!({ "status": "draining", "in_flight": app.in_flight.load(Ordering::SeqCst) })))
+    Ok(Json(json!({ "status": "draining", "in_flight": app.in_flight() })))
 }
 
 /// Ends the requests that go by this `x-request-id`; their clients get an error.
@@ -68,6 +74,8 @@ pub async fn cancel(
 pub struct ReIsqBody {
     /// What the weights become, by a name that `--isq` takes.
     ggml_type: String,
+    /// A name of the model, the default one unless given.
+    model: Option<String>,
 }
 
 /// Quantizes the weights anew, and answers when requests are answered by the new ones.
@@ -77,18 +85,17 @@ pub async fn re_isq(
     body: Bytes,
 ) -> Result<Json<Value>, Failure> {
     require_admin(&caller)?;
-    let ReIsqBody { ggml_type } = parsed(&body)?;
+    let ReIsqBody { ggml_type, model } = parsed(&body)?;
     let isq = Isq::named("ggml_type", &ggml_type)?;
-    let done = tokio::task::spawn_blocking(move || app.engine.re_isq(isq, &|_| ()).map(|()| app.engine.weight_bytes()));
-    let weight_bytes = done.await.map_err(|panic| internal(format!("a defect ended the request: {panic}")))??;
+    let Target { model, .. } = app.models.find(model.as_deref())?;
+    model.re_isq(isq).await?;
+    let weight_bytes = model.engine().weight_bytes();
     Ok(Json(json!({ "status": "ok", "ggml_type": isq.to_string(), "weight_bytes": weight_bytes })))
 }
 
 /// Says what is missing.
 pub async fn planned(uri: Uri) -> Failure {
     let path = uri.path();
-    let message = format!(
-        "{path} is not served: loading models over HTTP comes with a later version; start another server for another model"
-    );
+    let message = format!("{path} is not served: `mistral-paged tune` tells which type to quantize to, and POST /re_isq does it");
     Failure(ApiError::new(501, "invalid_request_error", "not_implemented", None, message))
 }

@@ -33,9 +33,11 @@ pub async fn create(
     bytes: Body,
 ) -> Result<Response, Failure> {
     let bytes = body(&app, &headers, bytes).await?;
-    let generation = ChatRequest::parse(&bytes)?.into_generation(&app.context)?;
-    let envelope = app.envelope("chatcmpl-");
-    let running = start(&app, &caller, generation).await?;
+    let request = ChatRequest::parse(&bytes)?;
+    let target = app.models.find(request.chat.model.as_deref())?;
+    let generation = request.into_generation(&target.model.context)?;
+    let envelope = app.envelope("chatcmpl-", &target.model);
+    let running = start(&app, &caller, &target, generation).await?;
     let delivery = running.delivery.clone();
     if delivery.stream {
         let frames = ChatFrames {

@@ -26,16 +26,16 @@ pub async fn create(
 ) -> Result<Json<EmbeddingsAnswer>, Failure> {
     let bytes = body(&app, &headers, bytes).await?;
     let EmbeddingsRequest { model, request, encoding, user } = EmbeddingsRequest::parse(&bytes)?;
-    app.check_model(model.as_deref())?;
-    let (engine, dimensions) = (app.engine.clone(), request.dimensions);
+    let target = app.models.find(model.as_deref())?;
+    let (engine, dimensions) = (target.model.engine(), request.dimensions);
+    let makes_them = engine.embedding().is_some();
     let requests = tokio::task::spawn_blocking(move || engine.embedding_requests(request)).await;
     let requests = requests.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?;
-    let requests = requests.map_err(|error| match app.engine.embedding() {
-        Some(_) => of_engine(error),
-        None => ApiError::invalid("embeddings_not_supported", None, error.to_string()),
+    let requests = requests.map_err(|error| {
+        if makes_them { of_engine(error) } else { ApiError::invalid("embeddings_not_supported", None, error.to_string()) }
     })?;
     let generation = Generation { model, requests, delivery: Delivery::default(), user, grammar_param: None };
-    let completions = collect(&app, start(&app, &caller, generation).await?).await?;
+    let completions = collect(&app, start(&app, &caller, &target, generation).await?).await?;
     let prompt_tokens = completions.iter().map(|completion| completion.usage.prompt_tokens).sum();
     let data = completions.into_iter().enumerate().map(|(index, completion)| {
         let vector = vector(completion)?;
@@ -44,7 +44,7 @@ pub async fn create(
     Ok(Json(EmbeddingsAnswer {
         object: "list",
         data: data.collect::<Result<_, _>>()?,
-        model: app.config.model_id.clone(),
+        model: target.model.id().to_owned(),
         usage: EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens },
     }))
 }

@@ -24,6 +24,7 @@ use crate::{
     auth::Caller,
     errors::{Failure, anthropic_body, internal},
     generate::{collect_one, start},
+    models::Target,
     streaming::{Frames, named, respond},
 };
 
@@ -36,9 +37,10 @@ pub async fn create(
 ) -> Result<Response, Failure> {
     let request = MessagesRequest::parse(&body(&app, &headers, bytes).await?)?;
     let max_tokens = request.max_tokens().unwrap_or(usize::MAX);
-    let generation = request.into_generation(&app.context)?;
-    let envelope = app.envelope("msg_");
-    let running = start(&app, &caller, generation).await?;
+    let target = app.models.find(request.model())?;
+    let generation = request.into_generation(&target.model.context)?;
+    let envelope = app.envelope("msg_", &target.model);
+    let running = start(&app, &caller, &target, generation).await?;
     if running.delivery.stream {
         let num_prompt_tokens = running.num_prompt_tokens();
         let request_id = caller.request_id.clone();
@@ -61,8 +63,9 @@ pub async fn create(
 
 /// How many tokens a message's prompt would have.
 pub async fn count_tokens(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
-    let generation = MessagesRequest::parse(&body(&app, &headers, bytes).await?)?.into_count(&app.context)?;
-    let (_, ids) = render(&app, generation).await?;
+    let request = MessagesRequest::parse(&body(&app, &headers, bytes).await?)?;
+    let Target { model, .. } = app.models.find(request.model())?;
+    let (_, ids) = render(&app, &model, request.into_count(&model.context)?).await?;
     Ok(Json(json!({ "input_tokens": ids.len() })))
 }
 

@@ -25,8 +25,8 @@ use std::{
 use axum::{
     Router,
     body::Body,
-    extract::{MatchedPath, Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header},
+    extract::{FromRequestParts, MatchedPath, Query, Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header, request::Parts},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{any, delete, get, post},
@@ -36,6 +36,7 @@ use engine::EngineError;
 use futures_util::FutureExt;
 use http_body_util::{BodyExt, Limited};
 use openai::ApiError;
+use serde::Deserialize;
 
 use crate::{
     access_log::Line,
@@ -67,6 +68,9 @@ pub fn router(app: &Arc<App>) -> Router {
         .route("/v1/responses/{id}", get(responses::one).delete(responses::delete))
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route("/v1/models", get(models::list))
+        .route("/v1/models/unload", post(models::unload))
+        .route("/v1/models/reload", post(models::reload))
+        .route("/v1/models/status", post(models::status))
         .route("/v1/models/{*id}", get(models::one))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
@@ -90,9 +94,7 @@ pub fn router(app: &Arc<App>) -> Router {
         .route("/admin/resume", post(admin::resume))
         .route("/admin/drain", post(admin::drain))
         .route("/admin/requests/{id}", delete(admin::cancel));
-    for path in admin::PLANNED {
-        router = router.route(path, any(admin::planned));
-    }
+    router = router.route(admin::PLANNED, any(admin::planned));
     if app.config.ui {
         router = router
             .route("/ui", get(ui::page))
@@ -206,6 +208,26 @@ fn caller(app: &App, path: &str, headers: &HeaderMap) -> Result<Caller, ApiError
     app.keys.caller(headers)
 }
 
+/// The model that an address asks of, `?model=NAME`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfModel {
+    model: Option<String>,
+}
+
+impl<S: Sync> FromRequestParts<S> for OfModel {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Failure> {
+        match Query::<Self>::try_from_uri(&parts.uri) {
+            Ok(Query(which)) => Ok(which),
+            Err(why) => {
+                Err(ApiError::invalid("invalid_value", None, format!("the address takes ?model=NAME alone: {why}")).into())
+            }
+        }
+    }
+}
+
 /// Runs `work`, which may take a while, beside the server's thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, EngineError> + Send + 'static) -> Result<T, ApiError> {
     let result = tokio::task::spawn_blocking(work).await;
@@ -255,7 +277,7 @@ mod tests {
         let paged_attention =
             PagedAttentionConfig { mem_gpu: Some(MemoryGpuConfig::ContextSize(64)), ..PagedAttentionConfig::default() };
         let engine = Engine::load(&source, &EngineConfig { paged_attention, ..EngineConfig::default() }, &|_| {}).unwrap();
-        let app = Arc::new(App::new(engine, ServerConfig::default()).unwrap());
+        let app = Arc::new(App::new(vec![Arc::new(engine)], ServerConfig::default()).unwrap());
         let panicking = |body: Bytes| async move { assert!(!body.is_empty(), "a defect") };
         let mut router = router(&app).merge(
             Router::new()

@@ -1,52 +1,62 @@
-//! `GET /v1/models`.
+//! `GET /v1/models`, and what an operator does with them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, State},
     http::HeaderMap,
 };
+use bytes::Bytes;
 use engine::MediaKind;
 use openai::response::ModelCard;
+use schemars::JsonSchema;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{app::App, errors::Failure};
+use super::adapters::parsed;
+use crate::{
+    app::App,
+    auth::{Caller, require_admin},
+    errors::Failure,
+    models::{Model, Models},
+};
 
-impl App {
-    fn card(&self, id: &str) -> ModelCard {
-        let is_adapter = !self.is_model(id);
-
+impl Model {
+    /// Of one of its names, or of an adapter of it.
+    fn card(&self, name: &str) -> ModelCard {
+        let (engine, is_adapter) = (self.engine(), !self.is_named(name));
+        let kind = if engine.embedding().is_some() { "embedding" } else { "chat" };
         ModelCard {
-            id: id.to_owned(),
+            id: name.to_owned(),
             object: "model",
             created: self.created,
             owned_by: "local",
-            root: if is_adapter { id.to_owned() } else { self.config.model_id.clone() },
-            parent: is_adapter.then(|| self.config.model_id.clone()),
-            max_model_len: self.engine.max_sequence_length(),
+            root: if is_adapter { name.to_owned() } else { self.id().to_owned() },
+            parent: is_adapter.then(|| self.id().to_owned()),
+            max_model_len: engine.max_sequence_length(),
             more: BTreeMap::from([
                 (
                     "input_modalities",
-                    std::iter::once("text").chain(self.engine.media_kinds().into_iter().map(MediaKind::part_type)).collect(),
+                    std::iter::once("text").chain(engine.media_kinds().into_iter().map(MediaKind::part_type)).collect(),
                 ),
-                ("architecture", json!(self.engine.architecture())),
-                ("tool_format", json!(self.engine.tool_format())),
+                ("architecture", json!(engine.architecture())),
+                ("tool_format", json!(engine.tool_format())),
+                ("kind", json!(kind)),
+                ("status", json!(self.status())),
             ]),
         }
     }
 
-    /// Those of the model, then its adapters.
-    fn names(&self) -> Vec<String> {
-        let config = &self.config;
-        let mut names = vec![config.model_id.clone()];
-        let adapters = self.engine.adapters().into_iter().map(|adapter| adapter.alias);
-        for name in config.served_model_names.iter().cloned().chain(["default".to_owned()]).chain(adapters) {
+    /// Of all its names, then of its adapters.
+    fn cards(&self) -> Vec<ModelCard> {
+        let mut names: Vec<String> = Vec::new();
+        for name in self.names().map(str::to_owned).chain(self.adapters()) {
             if !names.contains(&name) {
                 names.push(name);
             }
         }
-        names
+        names.iter().map(|name| self.card(name)).collect()
     }
 }
 
@@ -55,9 +65,9 @@ fn anthropic_card(card: &ModelCard) -> Value {
     json!({ "type": "model", "id": card.id, "display_name": card.id, "created_at": "1970-01-01T00:00:00Z" })
 }
 
-/// Every name of the model, and its adapters.
+/// Every name of the models, and their adapters.
 pub async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Json<Value> {
-    let cards: Vec<ModelCard> = app.names().iter().map(|name| app.card(name)).collect();
+    let cards: Vec<ModelCard> = app.models.iter().flat_map(|model| model.cards()).collect();
     if headers.contains_key("anthropic-version") {
         let data: Vec<Value> = cards.iter().map(anthropic_card).collect();
         let ends = [cards.first(), cards.last()].map(|card| card.map(|card| card.id.clone()));
@@ -68,7 +78,56 @@ pub async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Json<Value
 
 /// One of them.
 pub async fn one(State(app): State<Arc<App>>, headers: HeaderMap, Path(id): Path<String>) -> Result<Json<Value>, Failure> {
-    app.check_model(Some(&id))?;
-    let card = app.card(&id);
+    let card = app.models.find(Some(&id))?.model.card(&id);
     Ok(Json(if headers.contains_key("anthropic-version") { anthropic_card(&card) } else { json!(card) }))
+}
+
+/// What `POST /v1/models/unload`, `reload` and `status` take.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ModelBody {
+    /// A name of the model.
+    model_id: String,
+}
+
+/// The model that a body names; adapters have no memory of their own.
+fn named(models: &Models, body: &Bytes) -> Result<Arc<Model>, Failure> {
+    let ModelBody { model_id } = parsed(body)?;
+    match models.named(&model_id) {
+        Some(model) => Ok(Arc::clone(model)),
+        None => Err(models.unknown(&model_id).into()),
+    }
+}
+
+fn told(model: &Model) -> Json<Value> {
+    Json(json!({ "model_id": model.id(), "status": model.status() }))
+}
+
+/// Takes a model out of memory. What it answers ends with the text that is there; the next request loads it again.
+pub async fn unload(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Bytes,
+) -> Result<Json<Value>, Failure> {
+    require_admin(&caller)?;
+    let model = named(&app.models, &body)?;
+    model.unload().await?;
+    Ok(told(&model))
+}
+
+/// Loads a model that is unloaded, and answers when it is there.
+pub async fn reload(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: Bytes,
+) -> Result<Json<Value>, Failure> {
+    require_admin(&caller)?;
+    let model = named(&app.models, &body)?;
+    model.ready().await?;
+    Ok(told(&model))
+}
+
+/// Whether a model is loaded.
+pub async fn status(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Failure> {
+    Ok(told(named(&app.models, &body)?.as_ref()))
 }

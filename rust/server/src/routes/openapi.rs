@@ -19,13 +19,14 @@ use serde_json::{Map, Value, json};
 use super::{
     adapters::{LoadBody, UnloadBody},
     admin::ReIsqBody,
+    models::ModelBody,
 };
 use crate::app::App;
 
 /// Method, path, summary, required keys.
 type Route = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
-const ROUTES: [Route; 29] = [
+const ROUTES: [Route; 32] = [
     ("post", "/v1/chat/completions", "Answers a chat.", &["messages"]),
     ("post", "/v1/completions", "Continues texts.", &["prompt"]),
     ("post", "/v1/embeddings", "Makes vectors of texts.", &["input"]),
@@ -38,6 +39,9 @@ const ROUTES: [Route; 29] = [
     ("post", "/v1/audio/transcriptions", "Writes down what is said in a sound, which a form has.", &[]),
     ("get", "/v1/models", "The models.", &[]),
     ("get", "/v1/models/{id}", "A model.", &[]),
+    ("post", "/v1/models/unload", "Takes a model out of memory.", &["model_id"]),
+    ("post", "/v1/models/reload", "Loads a model again.", &["model_id"]),
+    ("post", "/v1/models/status", "Whether a model is loaded.", &["model_id"]),
     ("get", "/v1/lora_adapters", "The adapters.", &[]),
     ("post", "/v1/load_lora_adapter", "Loads an adapter.", &["lora_name", "lora_path"]),
     ("post", "/v1/unload_lora_adapter", "Takes an adapter away.", &["lora_name"]),
@@ -85,6 +89,7 @@ fn body(path: &str) -> Option<Map<String, Value>> {
         "/v1/messages" | "/v1/messages/count_tokens" => properties::<MessagesFields>(&mut all),
         "/v1/load_lora_adapter" => properties::<LoadBody>(&mut all),
         "/v1/unload_lora_adapter" => properties::<UnloadBody>(&mut all),
+        "/v1/models/unload" | "/v1/models/reload" | "/v1/models/status" => properties::<ModelBody>(&mut all),
         "/re_isq" => properties::<ReIsqBody>(&mut all),
         "/tokenize" => properties::<TokenizeRequest>(&mut all),
         "/detokenize" => properties::<DetokenizeRequest>(&mut all),
@@ -232,7 +237,8 @@ fn openapi(vocab_size: usize, num_texts: usize) -> Value {
 
 /// The document.
 pub async fn document(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(openapi(app.engine.vocab_size(), app.engine.tokenizer().vocab_size()))
+    let engine = app.models.default().engine();
+    Json(openapi(engine.vocab_size(), engine.tokenizer().vocab_size()))
 }
 
 fn escaped(text: &str) -> String {

@@ -25,6 +25,7 @@ use crate::{
     auth::Caller,
     errors::{Failure, internal},
     generate::{collect_one, start},
+    models::{Model, Target},
     seeing,
     streaming::{Frames, named, respond},
 };
@@ -41,11 +42,15 @@ struct Making {
 }
 
 impl Making {
-    async fn begin(app: &Arc<App>, caller: Caller, request: ResponsesRequest) -> Result<(Self, openai::Generation), ApiError> {
-        let chat = conversation(app, &caller, &request).await?;
+    async fn begin(
+        app: &Arc<App>,
+        caller: Caller,
+        target: &Target,
+        request: ResponsesRequest,
+    ) -> Result<(Self, openai::Generation), ApiError> {
+        let chat = conversation(app, &caller, &target.model, &request).await?;
         let generation = request.generation(chat.clone())?;
-        app.check_model(generation.model.as_deref())?;
-        let (envelope, item_id) = (app.envelope("resp_"), app.id("msg_"));
+        let (envelope, item_id) = (app.envelope("resp_", &target.model), app.id("msg_"));
         Ok((Self { app: Arc::clone(app), caller, request, envelope, item_id, chat }, generation))
     }
 
@@ -105,7 +110,7 @@ struct Answer {
 }
 
 /// What was said before, and this input.
-async fn conversation(app: &App, caller: &Caller, request: &ResponsesRequest) -> Result<Vec<Message>, ApiError> {
+async fn conversation(app: &App, caller: &Caller, model: &Model, request: &ResponsesRequest) -> Result<Vec<Message>, ApiError> {
     let mut chat = match &request.fields.previous_response_id {
         None => Vec::new(),
         Some(id) => match app.responses.get(id, caller.tenant.as_ref()) {
@@ -113,8 +118,8 @@ async fn conversation(app: &App, caller: &Caller, request: &ResponsesRequest) ->
             None => return Err(lost(id, Some("previous_response_id".into()))),
         },
     };
-    chat.extend(request.input(&app.context)?);
-    seeing::place(app, chat).await.map_err(of_input)
+    chat.extend(request.input(&model.context)?);
+    seeing::place(app, model, chat).await.map_err(of_input)
 }
 
 fn lost(id: &str, param: Option<String>) -> ApiError {
@@ -132,8 +137,9 @@ pub async fn create(
     bytes: Body,
 ) -> Result<Response, Failure> {
     let request = ResponsesRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let (mut making, generation) = Making::begin(&app, caller.clone(), request).await?;
-    let running = start(&app, &caller, generation).await?;
+    let target = app.models.find(request.fields.model.as_deref())?;
+    let (mut making, generation) = Making::begin(&app, caller.clone(), &target, request).await?;
+    let running = start(&app, &caller, &target, generation).await?;
     if running.delivery.stream {
         let answer = Answer { logprobs: running.wants_logprobs.then(Vec::new), ..Answer::default() };
         let (sequence, has_begun, num_items, open) = (0, false, 0, None);
@@ -159,8 +165,9 @@ pub async fn input_tokens(
     bytes: Body,
 ) -> Result<Json<Value>, Failure> {
     let request = ResponsesRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let (_, generation) = Making::begin(&app, caller, request).await?;
-    let (_, ids) = render(&app, generation).await?;
+    let target = app.models.find(request.fields.model.as_deref())?;
+    let (_, generation) = Making::begin(&app, caller, &target, request).await?;
+    let (_, ids) = render(&app, &target.model, generation).await?;
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": ids.len() })))
 }
 

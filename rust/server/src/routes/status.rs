@@ -1,6 +1,9 @@
 //! How the server does.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+};
 
 use axum::{
     Json,
@@ -8,11 +11,13 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
+use engine::Vitals;
 use serde_json::{Value, json};
 
 use crate::{
     app::App,
     errors::{Failure, internal},
+    models::Model,
 };
 
 /// The server's thread answers.
@@ -25,31 +30,38 @@ pub async fn root() -> &'static str {
     "OK"
 }
 
-/// 200 only while steps go on, and the device computes.
+/// 200 only while steps go on, and the devices compute, of all models that are loaded.
 pub async fn health(State(app): State<Arc<App>>) -> Response {
-    let vitals = match app.vitals() {
+    let vitals: Result<Vec<_>, _> = app.models.iter().map(|model| model.vitals()).collect();
+    let vitals = match vitals {
         Ok(vitals) => vitals,
         Err(error) => return Failure(error).into_response(),
     };
-    let (status, word) = if vitals.is_alive() { (StatusCode::OK, "ok") } else { (StatusCode::SERVICE_UNAVAILABLE, "stuck") };
+    // The stuck one, or else the one whose step lasts longest.
+    let severity = |vitals: &Vitals| (!vitals.is_alive(), vitals.is_busy, vitals.since_last_step);
+    let worst = vitals.into_iter().flatten().max_by_key(severity);
+    let is_alive = worst.as_ref().is_none_or(Vitals::is_alive);
+    let (status, word) = if is_alive { (StatusCode::OK, "ok") } else { (StatusCode::SERVICE_UNAVAILABLE, "stuck") };
     let body = json!({
         "status": word,
-        "is_busy": vitals.is_busy,
-        "step_age_seconds": vitals.since_last_step.as_secs_f64(),
-        "mean_step_seconds": vitals.mean_step.as_secs_f64(),
-        "in_flight": app.in_flight.load(Ordering::SeqCst),
+        "is_busy": worst.as_ref().is_some_and(|vitals| vitals.is_busy),
+        "step_age_seconds": worst.as_ref().map(|vitals| vitals.since_last_step.as_secs_f64()),
+        "mean_step_seconds": worst.as_ref().map(|vitals| vitals.mean_step.as_secs_f64()),
+        "in_flight": app.in_flight(),
+        "models": app.models.iter().map(|model| (model.id(), model.status())).collect::<BTreeMap<_, _>>(),
     });
     (status, Json(body)).into_response()
 }
 
-/// 200 while more requests are welcome.
+/// 200 while more requests are welcome, to one model at least.
 pub async fn ready(State(app): State<Arc<App>>) -> Response {
-    let limit = app.config.max_seqs + app.config.max_queued;
+    let is_stuck = |model: &Model| !model.vitals().is_ok_and(|vitals| vitals.is_none_or(|vitals| vitals.is_alive()));
+    let is_full = |model: &Model| model.in_flight.load(Ordering::SeqCst) >= model.config.max_seqs + app.config.max_queued;
     let why = if app.is_draining.load(Ordering::SeqCst) {
         "draining"
-    } else if !app.vitals().is_ok_and(|vitals| vitals.is_alive()) {
+    } else if app.models.iter().any(|model| is_stuck(model)) {
         "stuck"
-    } else if app.in_flight.load(Ordering::SeqCst) >= limit {
+    } else if app.models.iter().all(|model| is_full(model)) {
         "full"
     } else {
         return Json(json!({ "status": "ready" })).into_response();
@@ -62,38 +74,53 @@ pub async fn version() -> Json<Value> {
     Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
-/// What runs here, and on what.
-pub async fn system_info(State(app): State<Arc<App>>) -> Json<Value> {
-    let engine = &app.engine;
-    Json(json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "model": app.config.model_id,
+/// What is told of a model.
+fn model_info(model: &Model) -> Value {
+    let engine = model.engine();
+    json!({
+        "model": model.id(),
+        "status": model.status(),
         "architecture": engine.architecture(),
         "max_model_len": engine.max_sequence_length(),
         "weight_bytes": engine.weight_bytes(),
         "kv_cache_bytes": engine.kv_cache_bytes(),
-        "max_seqs": app.config.max_seqs,
-        "max_queued": app.config.max_queued,
+        "max_seqs": model.config.max_seqs,
         "description": engine.description(),
+    })
+}
+
+/// What runs here, and on what: of the default model as ever, and of all of them.
+pub async fn system_info(State(app): State<Arc<App>>) -> Json<Value> {
+    let mut info = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "max_queued": app.config.max_queued,
         "system": app.config.system,
-    }))
+        "models": app.models.iter().map(|model| model_info(model)).collect::<Vec<_>>(),
+    });
+    if let (Value::Object(info), Value::Object(own)) = (&mut info, model_info(app.models.default())) {
+        info.extend(own);
+    }
+    Json(info)
 }
 
 /// `GET /metrics`.
 pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Failure> {
-    let engine = app.engine.clone();
-    // Waits for the current step.
-    let stats = tokio::task::spawn_blocking(move || engine.kv_cache_stats()).await;
-    let stats = stats.map_err(|panic| internal(format!("a defect: {panic}")))??;
-    let page = app
-        .metrics
-        .page(
-            &stats,
-            &app.engine.step_tokens(),
-            app.engine.block_bytes(),
-            app.engine.kv_events().as_ref(),
-            app.engine.adapter_traffic().as_ref(),
-        )
-        .map_err(|error| internal(error.to_string()))?;
+    let mut more = Vec::new();
+    for model in app.models.iter() {
+        let Some(engine) = model.loaded() else {
+            model.metrics.is_unloaded();
+            continue;
+        };
+        let asked = engine.clone();
+        // Waits for the current step.
+        let stats = tokio::task::spawn_blocking(move || asked.kv_cache_stats()).await;
+        match stats.map_err(|panic| internal(format!("a defect: {panic}")))? {
+            Ok(stats) => more.extend(model.metrics.read(&engine, &stats)),
+            // It has been unloaded meanwhile.
+            Err(_) if model.loaded().is_none() => model.metrics.is_unloaded(),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let page = app.metrics.page(more).map_err(|error| internal(error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response())
 }

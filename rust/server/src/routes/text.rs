@@ -12,17 +12,23 @@ use openai::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{blocking, body};
-use crate::{app::App, errors::Failure, seeing};
+use super::{OfModel, blocking, body};
+use crate::{
+    app::App,
+    errors::Failure,
+    models::{Model, Target},
+    seeing,
+};
 
 /// `POST /tokenize`.
 pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
     let request = TokenizeRequest::parse(&body(&app, &headers, bytes).await?)?;
-    app.check_model(request.model.as_deref())?;
-    let engine = app.engine.clone();
+    let Target { model, .. } = app.models.find(request.model.as_deref())?;
+    let engine = model.engine();
+    let tokens = engine.clone();
     let add_special = request.add_special_tokens.or(request.add_special);
     let ids = if let Some(chat) = request.messages {
-        let chat = seeing::place(&app, messages::parse(chat, &app.context)?).await?;
+        let chat = seeing::place(&app, &model, messages::parse(chat, &model.context)?).await?;
         let extra = request.chat_template_kwargs.unwrap_or_default();
         messages::check_template_kwargs(&extra)?;
         let continue_final_message = request.continue_final_message.unwrap_or(false);
@@ -32,17 +38,17 @@ pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Bo
             extra,
             ..RenderOptions::default()
         };
-        blocking(move || engine.tokenize_chat(&chat, &options)).await?
+        blocking(move || tokens.tokenize_chat(&chat, &options)).await?
     } else {
         // vLLM adds special tokens to a prompt, llama.cpp none to a content.
         let adds = add_special.unwrap_or(request.prompt.is_some());
         let text = request.prompt.or(request.content).unwrap_or_default();
-        blocking(move || engine.tokenize_text(&text, adds)).await?
+        blocking(move || tokens.tokenize_text(&text, adds)).await?
     };
-    let tokenizer = app.engine.tokenizer();
+    let tokenizer = engine.tokenizer();
     let mut answer = Map::new();
     answer.insert("count".into(), ids.len().into());
-    answer.insert("max_model_len".into(), app.engine.max_sequence_length().into());
+    answer.insert("max_model_len".into(), engine.max_sequence_length().into());
     if request.return_token_strs == Some(true) {
         answer.insert("token_strs".into(), ids.iter().map(|id| tokenizer.token_text(*id)).collect());
     }
@@ -62,30 +68,29 @@ pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Bo
 /// `POST /detokenize`: the text as `prompt` (vLLM) and as `content` (llama.cpp).
 pub async fn detokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
     let request = DetokenizeRequest::parse(&body(&app, &headers, bytes).await?)?;
-    app.check_model(request.model.as_deref())?;
+    let engine = app.models.find(request.model.as_deref())?.model.engine();
     let tokens = request.tokens.ok_or_else(|| ApiError::missing("tokens", "give a list of token ids"))?;
-    let vocab_size = app.engine.tokenizer().vocab_size();
+    let vocab_size = engine.tokenizer().vocab_size();
     if let Some(i) = tokens.iter().position(|id| *id as usize >= vocab_size) {
         let message = format!("is {}; it must be below {vocab_size}, the size of the vocabulary", tokens[i]);
         return Err(ApiError::value(format!("tokens[{i}]"), message).into());
     }
-    let engine = app.engine.clone();
     let text = blocking(move || engine.detokenize_text(&tokens, false)).await?;
     Ok(Json(json!({ "prompt": text, "content": text })))
 }
 
 /// `POST /apply-template`: what a chat becomes.
 pub async fn apply_template(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
-    let generation = ChatRequest::parse(&body(&app, &headers, bytes).await?)?.into_generation(&app.context)?;
-    let (prompt, tokens) = render(&app, generation).await?;
+    let request = ChatRequest::parse(&body(&app, &headers, bytes).await?)?;
+    let Target { model, .. } = app.models.find(request.chat.model.as_deref())?;
+    let (prompt, tokens) = render(&app, &model, request.into_generation(&model.context)?).await?;
     Ok(Json(json!({ "prompt": prompt, "count": tokens.len(), "tokens": tokens })))
 }
 
 /// The prompt of a chat and its tokens, after all the checks of a chat that is answered.
-pub async fn render(app: &App, mut generation: Generation) -> Result<(String, Vec<u32>), ApiError> {
-    app.check_model(generation.model.as_deref())?;
-    seeing::place_all(app, &mut generation.requests).await?;
-    let engine = app.engine.clone();
+pub async fn render(app: &App, model: &Model, mut generation: Generation) -> Result<(String, Vec<u32>), ApiError> {
+    seeing::place_all(app, model, &mut generation.requests).await?;
+    let engine = model.engine();
     blocking(move || {
         let request = generation.requests.into_iter().next();
         let Some(GenerationRequest { prompt: Prompt::Chat { messages, options }, sampling, .. }) = request else {
@@ -98,17 +103,18 @@ pub async fn render(app: &App, mut generation: Generation) -> Result<(String, Ve
 }
 
 /// `GET /tokenizer_info`.
-pub async fn tokenizer_info(State(app): State<Arc<App>>) -> Json<Value> {
-    let tokenizer = app.engine.tokenizer();
+pub async fn tokenizer_info(State(app): State<Arc<App>>, which: OfModel) -> Result<Json<Value>, Failure> {
+    let engine = app.models.find(which.model.as_deref())?.model.engine();
+    let tokenizer = engine.tokenizer();
     let special = tokenizer.special_tokens();
-    Json(json!({
+    Ok(Json(json!({
         "vocab_size": tokenizer.vocab_size(),
         "eos_token": special.eos_token,
         "bos_token": special.bos_token,
         "pad_token": special.pad_token,
         "unk_token": special.unk_token,
         "eos_token_ids": tokenizer.eos_ids(),
-        "chat_template": app.engine.chat_template(),
-        "max_model_len": app.engine.max_sequence_length(),
-    }))
+        "chat_template": engine.chat_template(),
+        "max_model_len": engine.max_sequence_length(),
+    })))
 }

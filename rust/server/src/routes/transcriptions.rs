@@ -24,8 +24,14 @@ use crate::{
     app::App,
     auth::Caller,
     errors::Failure,
-    generate::{admit, collect_one, start_admitted},
+    generate::{collect_one, start_admitted},
+    models::Model,
 };
+
+/// Whether a model makes transcriptions.
+fn check(model: &Model) -> Result<(), ApiError> {
+    check_model(&model.context, model.engine().tokenizer().token_to_id(TRANSCRIBE).is_some())
+}
 
 /// Writes down what is said in a sound.
 pub async fn create(
@@ -34,20 +40,24 @@ pub async fn create(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Failure> {
-    check_model(&app.context, app.engine.tokenizer().token_to_id(TRANSCRIBE).is_some())?;
+    if app.models.iter().all(|model| check(model).is_err()) {
+        check(app.models.default())?;
+    }
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let boundary = multer::parse_boundary(kind).map_err(|_| {
         let message = "send a form, with `Content-Type: multipart/form-data`".to_owned();
         ApiError::new(415, "invalid_request_error", "unsupported_media_type", None, message)
     })?;
     let mut form = read(whole(&app, body, "invalid_form").await?, boundary).await?;
+    let target = app.models.find(form.model.as_deref())?;
+    check(&target.model)?;
     let (file, format) = (form.file()?, form.format);
-    let admitted = admit(&app, &caller, form.model.as_deref(), 1)?;
+    let admission = app.admit(&caller, &target.model, 1)?;
     let sound = app.seeing.decode(move || {
         audio::decode(&file, &Limits::default()).map_err(|why| ApiError::value("file", format!("cannot be read: {why}")))
     });
     let generation = form.into_generation(Arc::new(sound.await?));
-    let completion = collect_one(&app, start_admitted(&app, &caller, generation, admitted).await?).await?;
+    let completion = collect_one(&app, start_admitted(&app, &caller, &target, generation, admission).await?).await?;
     let text = completion.choices.first().map(|choice| choice.text.trim()).unwrap_or_default();
     Ok(match format {
         TranscriptionFormat::Text => format!("{text}\n").into_response(),

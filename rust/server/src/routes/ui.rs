@@ -18,15 +18,17 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use engine::{BlockUse, PoolSnapshot, RequestStatus};
+use engine::{BlockUse, Engine, PoolSnapshot, RequestStatus};
 use futures_core::Stream;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use super::OfModel;
 use crate::{
     app::App,
     errors::{Failure, not_found},
-    metrics::{Metrics, fragmented_bytes},
+    metrics::{ModelMetrics, fragmented_bytes},
+    models::{Model, Target},
     streaming::data,
 };
 
@@ -76,14 +78,15 @@ impl Default for Watch {
     }
 }
 
-/// A stream of what happens.
-pub async fn events(State(app): State<Arc<App>>) -> Response {
-    let mut frames = app.watch.frame.subscribe();
-    app.watch.watchers.fetch_add(1, Ordering::SeqCst);
-    if !app.watch.is_publishing.swap(true, Ordering::SeqCst) {
-        tokio::spawn(publish(Arc::clone(&app)));
+/// A stream of what happens in a model.
+pub async fn events(State(app): State<Arc<App>>, which: OfModel) -> Result<Response, Failure> {
+    let Target { model, .. } = app.models.find(which.model.as_deref())?;
+    let mut frames = model.watch.frame.subscribe();
+    model.watch.watchers.fetch_add(1, Ordering::SeqCst);
+    if !model.watch.is_publishing.swap(true, Ordering::SeqCst) {
+        tokio::spawn(publish(Arc::clone(&model), app.abort.subscribe()));
     }
-    let watcher = Watcher(app);
+    let watcher = Watcher(model);
     let (sender, receiver) = tokio::sync::mpsc::channel(2);
     tokio::spawn(async move {
         let _watcher = watcher;
@@ -99,7 +102,7 @@ pub async fn events(State(app): State<Arc<App>>) -> Response {
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
-    (headers, Body::from_stream(Frames(receiver))).into_response()
+    Ok((headers, Body::from_stream(Frames(receiver))).into_response())
 }
 
 struct Frames(tokio::sync::mpsc::Receiver<Bytes>);
@@ -113,7 +116,7 @@ impl Stream for Frames {
 }
 
 /// One who watches, until it goes.
-struct Watcher(Arc<App>);
+struct Watcher(Arc<Model>);
 
 impl Drop for Watcher {
     fn drop(&mut self) {
@@ -122,30 +125,37 @@ impl Drop for Watcher {
 }
 
 /// Publishes as long as somebody watches.
-async fn publish(app: Arc<App>) {
+async fn publish(model: Arc<Model>, mut abort: watch::Receiver<bool>) {
     let mut beat = tokio::time::interval(PERIOD);
     beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut abort = app.abort.subscribe();
-    while app.watch.watchers.load(Ordering::SeqCst) > 0 {
+    while model.watch.watchers.load(Ordering::SeqCst) > 0 {
         tokio::select! {
             _ = beat.tick() => {}
             _ = abort.wait_for(|is_aborted| *is_aborted) => break,
         }
-        let engine = app.engine.clone();
-        let Ok(Ok(snapshot)) = tokio::task::spawn_blocking(move || engine.pool_snapshot()).await else { break };
         let mut frame = Vec::new();
-        data(&mut frame, &view(&app, &snapshot));
-        app.watch.frame.send_replace(frame.into());
+        match model.loaded() {
+            Some(engine) => {
+                let asked = engine.clone();
+                match tokio::task::spawn_blocking(move || asked.pool_snapshot()).await {
+                    Ok(Ok(snapshot)) => data(&mut frame, &view(&model, &engine, &snapshot)),
+                    // It is being unloaded.
+                    Ok(Err(_)) if model.loaded().is_none() => continue,
+                    _ => break,
+                }
+            }
+            None => data(&mut frame, &json!({ "model": model.id(), "status": model.status() })),
+        }
+        model.watch.frame.send_replace(frame.into());
     }
     // All of it is on one thread, so nobody came between the last look and this.
-    app.watch.is_publishing.store(false, Ordering::SeqCst);
+    model.watch.is_publishing.store(false, Ordering::SeqCst);
 }
 
 /// A snapshot as the page gets it. Runs of blocks are pairs of use and length: 0 free, 1 cached, 2 shared, and from 3 on held by
 /// the request with that number less 3.
-pub fn view(app: &App, snapshot: &PoolSnapshot) -> Value {
+pub fn view(model: &Model, engine: &Engine, snapshot: &PoolSnapshot) -> Value {
     let stats = &snapshot.stats;
-    let engine = &app.engine;
     let token_bytes = engine.kv_cache_bytes() as f64 / (stats.tokens_total.max(1)) as f64;
     let naive_request_bytes = engine.context_length() as f64 * token_bytes;
     let requests: Vec<Value> = snapshot
@@ -167,7 +177,8 @@ pub fn view(app: &App, snapshot: &PoolSnapshot) -> Value {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     json!({
         "time": time.as_secs_f64(),
-        "model": app.config.model_id,
+        "model": model.id(),
+        "status": model.status(),
         "stats": {
             "blocks_total": stats.blocks_total,
             "blocks_used": stats.blocks_used,
@@ -185,19 +196,19 @@ pub fn view(app: &App, snapshot: &PoolSnapshot) -> Value {
             "paused": stats.paused,
         },
         "tier": { "blocks": stats.tier.blocks, "bytes": stats.tier.blocks as u64 * stats.tier.bytes_per_block },
-        "misses": Metrics::misses(stats),
+        "misses": ModelMetrics::misses(stats),
         "block_bytes": engine.block_bytes(),
         "fragmented_bytes": fragmented_bytes(stats, engine.block_bytes()),
         "held_bytes": stats.blocks_used as u64 * engine.block_bytes(),
         "naive_bytes": stats.requests_running as f64 * naive_request_bytes,
         "naive_request_bytes": naive_request_bytes,
         "pool_bytes": engine.kv_cache_bytes(),
-        "max_seqs": app.config.max_seqs,
+        "max_seqs": model.config.max_seqs,
         "runs": runs(&snapshot.blocks),
         "requests": requests,
-        "first_token": app.metrics.first_token_buckets(),
-        "between_tokens": app.metrics.between_tokens_buckets(),
-        "generated_tokens": app.metrics.generated_tokens(),
+        "first_token": model.metrics.first_token_buckets(),
+        "between_tokens": model.metrics.between_tokens_buckets(),
+        "generated_tokens": model.metrics.generated_tokens(),
     })
 }
 
