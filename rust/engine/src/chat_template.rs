@@ -52,7 +52,7 @@ impl ContentForm {
     /// By what the template's text looks for.
     fn of(source: &str) -> Self {
         let names = |kind: &str| source.contains(&format!("'{kind}'")) || source.contains(&format!("\"{kind}\""));
-        match (names("image") || names("audio"), source.contains("is string")) {
+        match (["image", "audio", "video"].iter().any(|kind| names(kind)), source.contains("is string")) {
             (false, _) => Self::Texts,
             (true, true) => Self::Either,
             (true, false) => Self::Parts,

@@ -260,7 +260,7 @@ fn what_does_not_fit_is_refused() {
     assert!(text.contains("loaded for text, and the messages have videos"), "{text}");
     // Refused before it is decoded.
     let frame = RgbImage::new(96, 64, vec![0; 96 * 64 * 3]).unwrap();
-    let long = Media::Video(Arc::new(Video::of_frames(vec![frame; 2000], None, &Limits::default()).unwrap()));
+    let long = Media::Video(Arc::new(Video::of_frames(vec![frame; 4200], None, &Limits::default()).unwrap()));
     let text = refusal(&load(&folder, &config()), long);
     assert!(text.contains("videos and sounds take") && text.contains("make them shorter or smaller"), "{text}");
     let ids = Prompt::TokenIds(vec![3, 49, 4]);
@@ -270,8 +270,8 @@ fn what_does_not_fit_is_refused() {
 #[test]
 fn configurations_that_make_no_sense_are_refused() {
     for (file, from, to, said) in [
-        ("config.json", "\"video_token_id\": 49", "\"video_token_id\": 48", "video_token_id is 48, which stands for images"),
-        ("config.json", "\"vision_start_token_id\": 46", "\"x_token_id\": 46", "vision_start_token_id is missing"),
+        ("config.json", "\"video_token_id\": 49", "\"video_token_id\": 48", "`video_token_id` is 48, which stands for images"),
+        ("config.json", "\"vision_start_token_id\": 46", "\"x_token_id\": 46", "`vision_start_token_id` is missing"),
         ("video_preprocessor_config.json", "\"merge_size\":2", "\"merge_size\":4", "the processor of videos has"),
         ("video_preprocessor_config.json", "Qwen3VL", "Other", "video_processor_type is OtherVideoProcessor"),
     ] {

@@ -80,8 +80,8 @@ pub async fn place_all(app: &App, model: &Model, requests: &mut [GenerationReque
     Ok(())
 }
 
-/// Puts the images, sounds and videos of messages in place, of which there may be as many as the model takes. Together they may have as many pixels
-/// as one image may, as many seconds as one sound, and as many bytes as one video.
+/// Puts the images, sounds and videos of messages in place, of which there may be as many as the model takes. Together they may
+/// have as many pixels as one image may, as many seconds as one sound, and as many bytes as one video.
 pub async fn place(app: &App, model: &Model, mut messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
     if !media::are_pending(&messages) {
         return Ok(messages);

@@ -79,7 +79,9 @@ mod tests {
     #[test]
     fn a_format_is_known_by_its_first_bytes() {
         let mut stream = vec![0; 3 * TS_PACKET];
-        [0, 1, 2].map(|packet| stream[packet * TS_PACKET] = b'G');
+        for packet in 0..3 {
+            stream[packet * TS_PACKET] = b'G';
+        }
         for (bytes, expected) in [
             (&b"\0\0\0\x20ftypisom"[..], Some(Container::Mp4)),
             (b"\x1a\x45\xdf\xa3\x01", Some(Container::Matroska)),

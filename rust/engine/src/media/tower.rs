@@ -387,6 +387,8 @@ impl Tower {
     ) -> Result<(), EngineError> {
         let (side, num_frames) = (self.config.patch_size, self.config.num_frames);
         let mut patches = backend.alloc(num_rows, linear.in_features)?;
+        patches.set_rows(num_rows);
+        hidden.set_rows(num_rows);
         let places = tiles.iter().flat_map(|(tile, grid)| grid.places.iter().map(move |place| (tile, place)));
         for (row, (tile, (y, x))) in places.enumerate() {
             let area = tile.width * tile.height;

@@ -1,4 +1,4 @@
-//! The tensors of a GGUF file that is made of a folder: the names, shapes and order of rows that llama.cpp's converter gives them.
+//! The tensors of a GGUF file that is made of a folder: names, shapes and orders of rows are those of llama.cpp's converter.
 
 use std::collections::{HashMap, HashSet};
 

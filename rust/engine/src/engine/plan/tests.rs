@@ -11,7 +11,10 @@ use kernel_tests::{EmulatedDriver, Order};
 use paged::PagedAttentionConfig;
 
 use super::*;
-use crate::model::{LayerConfig, ModelFiles, config::RecurrentConfig};
+use crate::model::{
+    LayerConfig, ModelFiles,
+    config::{MambaScales, RecurrentConfig},
+};
 
 fn planned(config: &DecoderConfig, encoder_cache_bytes: u64) -> PlannedModel<'_> {
     PlannedModel {
@@ -80,8 +83,19 @@ fn workspaces_serve_every_layer_of_unequal_heads() {
 #[test]
 fn states_of_more_rows_than_kernels_have_are_refused_with_both_figures() {
     let model = |state_dim| {
-        let (kernel, conv_bias, eps) = (4, false, 1e-5);
-        let mamba2 = RecurrentConfig::Mamba2 { num_heads: 2, head_dim: 32, num_groups: 1, state_dim, kernel, conv_bias, eps };
+        let mamba2 = RecurrentConfig::Mamba2 {
+            num_heads: 2,
+            head_dim: 32,
+            num_groups: 1,
+            state_dim,
+            kernel: 4,
+            conv_bias: false,
+            proj_bias: false,
+            eps: Some(1e-5),
+            gates_first: true,
+            limits: [0.0, f32::INFINITY],
+            scales: MambaScales::ONE,
+        };
         let layer = LayerConfig::new([2, 2, 32], 64, Activation::Silu);
         DecoderConfig { hidden_size: 64, layers: vec![layer; 2], ..DecoderConfig::default() }.with_recurrent(mamba2, |i| i == 1)
     };

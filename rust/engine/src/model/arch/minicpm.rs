@@ -7,7 +7,7 @@ use super::{Architecture, deepseek, no_gguf};
 use crate::{
     EngineError,
     model::{
-        config::DecoderConfig,
+        config::{DecoderConfig, ResidualScales},
         fields::{Fields, GgufFields, HfFields},
     },
 };
@@ -44,7 +44,8 @@ fn with_scales(config: DecoderConfig, fields: &HfFields<'_>) -> Result<DecoderCo
 }
 
 fn scaled(config: DecoderConfig, [embedding_scale, residual, logit_scale]: [f32; 3]) -> DecoderConfig {
-    DecoderConfig { embedding_scale, logit_scale, ..config }.with_layers(|layer| layer.residual_scale = residual)
+    DecoderConfig { embedding_scale, logit_scale, ..config }
+        .with_layers(|layer| layer.residual_scales = ResidualScales::all(residual))
 }
 
 /// Older files lack the scales, which are those of the first model. The converter permutes the rows of q and k.
