@@ -116,13 +116,9 @@ fn logits(source: &ModelSource, quantize: Option<&str>) -> Vec<Vec<f32>> {
 }
 
 fn assert_same(what: &str, expected: &[Vec<f32>], got: &[Vec<f32>]) {
-    assert_within(1e-3, what, expected, got);
-}
-
-fn assert_within(tolerance: f32, what: &str, expected: &[Vec<f32>], got: &[Vec<f32>]) {
     for (position, (expected, got)) in expected.iter().zip(got).enumerate() {
         let worst = expected.iter().zip(got).fold(0.0f32, |worst, (a, b)| worst.max((a - b).abs()));
-        assert!(worst < tolerance, "{what}: logits of position {position} are off by {worst}");
+        assert!(worst < 1e-3, "{what}: logits of position {position} are off by {worst}");
         assert_eq!(argmax(expected), argmax(got), "{what}: position {position}");
     }
 }
@@ -141,16 +137,19 @@ fn the_file_of_a_folder_computes_what_in_situ_quantization_of_it_computes() {
     }
 }
 
-/// The columns of a matrix change places and are quantized in other blocks. One of the two has an encoder, which is
-/// left out.
+fn farthest(expected: &[Vec<f32>], got: &[Vec<f32>]) -> f32 {
+    expected.iter().zip(got).flat_map(|(a, b)| a.iter().zip(b)).fold(0.0, |worst: f32, (a, b)| worst.max((a - b).abs()))
+}
+
+/// The columns of a matrix change places and are quantized in other blocks. The model has an encoder, which is left out.
 #[test]
-fn the_file_of_a_folder_whose_value_heads_change_places_computes_nearly_what_its_folder_computes() {
+fn the_file_of_a_folder_whose_value_heads_change_places_is_as_near_to_it_as_in_situ_quantization_is() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["qwen3_5", "qwen3_5-moe"] {
-        let output = dir.path().join(format!("{name}.gguf"));
-        quantized(&hugging_face(name), &output, "8").unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert_within(0.3, name, &logits(&hugging_face(name), Some("8")), &logits(&file(&output), None));
-    }
+    let (source, output) = (hugging_face("qwen3_5"), dir.path().join("q.gguf"));
+    quantized(&source, &output, "8").unwrap();
+    let expected = logits(&source, None);
+    let [in_situ, written] = [logits(&source, Some("8")), logits(&file(&output), None)].map(|got| farthest(&expected, &got));
+    assert!(written < 1.25 * in_situ, "{written}, and quantized while loading {in_situ}");
 }
 
 /// Of which only the configuration is kept.
@@ -255,7 +254,7 @@ fn metadata_and_names_are_those_of_llama_cpps_converter() {
             // others have the width of dense layers, of which they have none.
             let otherwise = ["phi3.rope.scaling.original_context_length", "granitehybrid.context_length"];
             let without_dense = ["llama4", "qwen3next", "qwen35moe"].map(|prefix| format!("{prefix}.feed_forward_length"));
-            if otherwise.contains(&&key[..]) || without_dense.contains(key) {
+            if otherwise.contains(&&key[..]) || without_dense.iter().any(|known| known == key) {
                 continue;
             }
             let own = own.metadata().get(key).unwrap_or_else(|| panic!("{name}: no {key}"));
