@@ -6,7 +6,7 @@
 // How a linear layer's input is stored: `out_type` of what produces it.
 enum ElementType : uint32_t { ELEMENT_F32 = 0, ELEMENT_F16 = 1, ELEMENT_BF16 = 2 };
 
-enum ActivationKind : uint32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1, ACTIVATION_GELU = 2, 
+enum ActivationKind : uint32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1, ACTIVATION_GELU = 2,
     ACTIVATION_SWISH = 3, // x * sigmoid(alpha * x)
     ACTIVATION_CLAMPED = 4, // (up + 1) * gate * sigmoid(alpha * gate), gate at most limit, up from -limit to limit
     ACTIVATION_RELU = 5, ACTIVATION_RELU2 = 6,

@@ -128,7 +128,9 @@ class Videos:
         inputs: dict[str, Any] = {key: torch.cat([one[key] for one in seen]) for key in ("pixel_values_videos", "video_grid_thw")}
         grids = {1: [], 2: inputs["video_grid_thw"].tolist()}
         for grid, (_, count, fps) in zip(grids[2], videos, strict=True):
-            text = text.replace("<|video_pad|>", self.replaced(grid, count, fps).replace("pad", "pad "), 1)
+            # As Transformers up to 4.57 and vLLM; 5.24 leaves the two tokens about the whole where they are.
+            written = "<|vision_start|><|video_pad|><|vision_end|>" if self.is_written else "<|video_pad|>"
+            text = text.replace(written, self.replaced(grid, count, fps).replace("pad", "pad "), 1)
         text = text.replace("pad |>", "pad|>")
         if "<|image_pad|>" in text:
             image = self.images(images=[Image.open(self.image_file)], return_tensors="pt")

@@ -250,8 +250,8 @@ fn metadata_and_names_are_those_of_llama_cpps_converter() {
             assert_near(&format!("{name} {tensor}"), &own.0, &twin.0);
         }
         for (key, value) in twin.metadata().iter().filter(|(key, _)| !is_about_the_file(key)) {
-            // The twin of phi3 has the default of a folder that names no original context; granite with states has no bound there;
-            // others have the width of dense layers, of which they have none.
+            // The twin of phi3 has the default of a folder that names no original context; granite with states has no bound
+            // there; others have the width of dense layers, of which they have none.
             let otherwise = ["phi3.rope.scaling.original_context_length", "granitehybrid.context_length"];
             let without_dense = ["llama4", "qwen3next", "qwen35moe"].map(|prefix| format!("{prefix}.feed_forward_length"));
             if otherwise.contains(&&key[..]) || without_dense.iter().any(|known| known == key) {

@@ -116,6 +116,9 @@ pub fn pending_video(place: &str, part: &Value, kind: &str, context: &ModelConte
     let Some(url) = url_of(&param, given, &["url", "fps"])?.as_str() else {
         return Err(ApiError::missing(&param, "give the URL of a video, such as data:video/mp4;base64,..."));
     };
+    if !part["fps"].is_null() {
+        return Err(ApiError::value(format!("{place}.fps"), "belongs into `video_url`, beside the `url`"));
+    }
     let fps = given.get("fps").filter(|fps| !fps.is_null());
     if let Some(fps) = fps.filter(|fps| !fps.as_f64().is_some_and(|fps| fps > 0.0 && fps <= 1000.0)) {
         return Err(ApiError::value(format!("{param}.fps"), format!("is {fps}; it must be a number over 0 and not over 1000")));

@@ -178,13 +178,13 @@ fn check_part(place: &str, part: &Value, context: &ModelContext) -> Result<Value
         Some(kind @ ("audio_url" | "input_audio")) => media::pending_sound(place, part, kind, context),
         Some(kind @ "video_url") => media::pending_video(place, part, kind, context),
         Some(kind @ ("file" | "input_file")) => {
-            Err(ApiError::unsupported(format!("{place}.type"), format!("\"{kind}\" is no text, no image and no sound")))
+            Err(ApiError::unsupported(format!("{place}.type"), format!("\"{kind}\" is no text, image, sound or video")))
         }
         Some(other) => {
             let shown: String = other.chars().take(32).collect();
             Err(ApiError::value(
                 format!("{place}.type"),
-                format!("is {shown:?}, which is unknown; give \"text\", \"image_url\" or \"input_audio\""),
+                format!("is {shown:?}, which is unknown; give \"text\", \"image_url\", \"input_audio\" or \"video_url\""),
             ))
         }
         None => Err(ApiError::missing(

@@ -74,7 +74,7 @@ pub struct Model {
     /// The engine that was there last: it tells of the model also when that is unloaded.
     last: RwLock<Engine>,
     /// One at a time loads or unloads it.
-    changing: Mutex<()>,
+    changing: Arc<Mutex<()>>,
     /// Aliases of the adapters that are loaded with it.
     own_adapters: Vec<String>,
     pub(crate) context: ModelContext,
@@ -101,7 +101,7 @@ impl Model {
         Ok(Self {
             is_default,
             host,
-            changing: Mutex::default(),
+            changing: Arc::default(),
             own_adapters: engine.adapters().into_iter().map(|AdapterInfo { alias, .. }| alias).collect(),
             context: ModelContext {
                 knows_developer: engine.chat_template().is_some_and(|text| text.contains("developer")),
@@ -208,9 +208,14 @@ impl Model {
         self: &Arc<Self>,
         work: impl FnOnce(&dyn Host) -> Result<T, EngineError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let _changing = self.changing.lock().await;
+        let changing = Arc::clone(&self.changing).lock_owned().await;
         let host = Arc::clone(&self.host);
-        let done = tokio::task::spawn_blocking(move || work(host.as_ref())).await;
+        // The turn ends with the work, which goes on when the client goes.
+        let done = tokio::task::spawn_blocking(move || {
+            let _changing = changing;
+            work(host.as_ref())
+        });
+        let done = done.await;
         Ok(done.map_err(|panic| internal(format!("a defect ended the request: {panic}")))??)
     }
 

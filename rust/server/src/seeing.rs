@@ -46,12 +46,16 @@ impl Seeing {
 
     /// A turn for requests whose videos are decoded as they are submitted; none for others.
     pub async fn turn_of(&self, requests: &[GenerationRequest]) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
-        let is_video = |media: &Given| media.kind() == MediaKind::Video;
-        let has_videos = |request: &GenerationRequest| match &request.prompt {
-            Prompt::Chat { messages, .. } => messages.iter().any(|message| message.media.iter().any(is_video)),
+        let messages = |request: &GenerationRequest| match &request.prompt {
+            Prompt::Chat { messages, .. } => has_videos(messages),
             _ => false,
         };
-        if requests.iter().any(has_videos) { self.turn().await.map(Some) } else { Ok(None) }
+        if requests.iter().any(messages) { self.turn().await.map(Some) } else { Ok(None) }
+    }
+
+    /// The same for messages.
+    pub async fn turn_of_messages(&self, messages: &[Message]) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        if has_videos(messages) { self.turn().await.map(Some) } else { Ok(None) }
     }
 
     /// Runs `work`, which fetches or decodes, beside the server's thread, once fewer than [`MAX_AT_ONCE`] do.
@@ -68,6 +72,10 @@ impl Seeing {
         let done = tokio::task::spawn_blocking(work).await;
         done.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?
     }
+}
+
+fn has_videos(messages: &[Message]) -> bool {
+    messages.iter().any(|message| message.media.iter().any(|media| media.kind() == MediaKind::Video))
 }
 
 /// Puts the images, sounds and videos of requests in place.

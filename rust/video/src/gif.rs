@@ -1,6 +1,6 @@
 //! Frames of an animated GIF, each laid over what those before it left.
 
-use std::num::NonZeroU64;
+use std::{num::NonZeroU64, time::Instant};
 
 use ::gif::{ColorOutput, DecodeOptions, Decoder, DecodingError, DisposalMethod, MemoryLimit};
 use images::RgbImage;
@@ -43,10 +43,11 @@ fn decoder<'a>(bytes: &'a [u8], limits: &Limits, is_skipping: bool) -> Result<De
 pub(crate) fn look(bytes: &[u8], limits: &Limits) -> Result<Looked, VideoError> {
     let mut decoder = decoder(bytes, limits, true)?;
     let size = (usize::from(decoder.height()), usize::from(decoder.width()));
-    let (mut num_frames, mut hundredths) = (0_usize, 0_u64);
+    let (mut num_frames, mut hundredths, begun) = (0_usize, 0_u64, Instant::now());
     while let Some(frame) = decoder.next_frame_info().map_err(failed)? {
         hundredths += if frame.delay < 2 { USUAL_DELAY } else { u64::from(frame.delay) };
         num_frames += 1;
+        check_time(begun, limits)?;
         if num_frames > limits.max_frames {
             return Err(VideoError::TooLarge { what: "more frames".into(), most: limits.max_frames as u64 });
         }
@@ -55,6 +56,14 @@ pub(crate) fn look(bytes: &[u8], limits: &Limits) -> Result<Looked, VideoError> 
         return Err(VideoError::Empty);
     }
     Ok(Looked { num_frames, fps: num_frames as f64 * 100.0 / hundredths as f64, size })
+}
+
+/// Small files may have many large frames, all of which are decoded up to the last that is taken.
+fn check_time(begun: Instant, limits: &Limits) -> Result<(), VideoError> {
+    if begun.elapsed() <= limits.max_time {
+        return Ok(());
+    }
+    Err(VideoError::TooSlow { program: "the decoder of GIF files", seconds: limits.max_time.as_secs() })
 }
 
 /// The frames of these ascending numbers.
@@ -67,9 +76,10 @@ pub(crate) fn frames<E: From<VideoError>>(
     let mut decoder = decoder(bytes, limits, false)?;
     let (width, height) = (usize::from(decoder.width()), usize::from(decoder.height()));
     let mut canvas = vec![0; width * height * 3];
-    let mut wanted = numbers.iter().peekable();
+    let (mut wanted, begun) = (numbers.iter().peekable(), Instant::now());
     for number in 0.. {
         let Some(&&next) = wanted.peek() else { return Ok(()) };
+        check_time(begun, limits)?;
         let early = || VideoError::Malformed { format: "GIF", reason: format!("it ends before frame {next}") };
         let frame = decoder.read_next_frame().map_err(failed)?.ok_or_else(early)?;
         let before = (frame.dispose == DisposalMethod::Previous).then(|| canvas.clone());
@@ -128,6 +138,13 @@ mod tests {
             Ok::<_, VideoError>(())
         })?;
         Ok(seen)
+    }
+
+    #[test]
+    fn decoding_ends_when_its_time_is_over() {
+        let bytes = animation(&[([0, 0, 3, 2], 0, DisposalMethod::Keep, 20)]);
+        let limits = Limits { max_time: std::time::Duration::ZERO, ..Limits::default() };
+        assert!(matches!(look(&bytes, &limits), Err(VideoError::TooSlow { .. })));
     }
 
     #[test]

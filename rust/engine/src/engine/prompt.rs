@@ -37,6 +37,13 @@ pub fn media_of(shared: &Shared, messages: &[Message]) -> Result<Vec<Vec<Arc<Pro
             format!("the {given} take {num_rows} tokens, and the model's context has {max_len}: make them shorter{hint}");
         return Err(EngineError::PromptTooLong { prompt_tokens: num_rows, max_tokens: max_len, message });
     }
+    // Rotations are made for every position up to the last.
+    let last: u64 = media.iter().filter_map(|media| PromptItem::last_time(configs, media)).map(u64::from).sum();
+    if last >= max_len as u64 {
+        return Err(EngineError::InvalidArgument(format!(
+            "the frames of the videos are {last} positions apart, and the model's context has {max_len}: give more frames a second (fps)"
+        )));
+    }
     let has_images = media.iter().any(|media| media.kind() == MediaKind::Image);
     media.into_iter().map(|media| PromptItem::all(configs, media, has_images)).collect()
 }

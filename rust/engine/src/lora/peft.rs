@@ -131,6 +131,11 @@ pub(super) fn num_values(dir: &Path) -> Result<u64, EngineError> {
 
 /// Puts an adapter together.
 pub(super) fn build<'a>(mut builder: AdapterBuilder<'a>, files: &Files) -> Result<AdapterBuilder<'a>, EngineError> {
+    if builder.sites.is_gguf && builder.sites.config.architecture == "falcon_h1" {
+        let why =
+            "the weights of a GGUF file of Falcon-H1 have its multipliers in them: take its folder, or an adapter in a GGUF file";
+        return Err(invalid(why.into()));
+    }
     let config = Config::new(&files.config)?;
     let mut modules = modules(&files.weights)?;
     let known = builder.sites.hugging_face();

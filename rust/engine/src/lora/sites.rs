@@ -8,7 +8,7 @@ use crate::{
     EngineError,
     model::{
         DecoderConfig,
-        arch::PERMUTED,
+        arch::{PERMUTED, unpermuted},
         architectures,
         config::{DeltaLayout, RecurrentConfig},
         loader::Loader,
@@ -247,9 +247,7 @@ impl Sites {
         let is_rotated = matches!(site.matrix.id.role, Role::AttnQ | Role::AttnK);
         let layer = site.matrix.id.layer.and_then(|layer| self.config.layers.get(layer));
         let Some(layer) = layer.filter(|_| is_rotated && self.is_permuted()) else { return row };
-        let dim = layer.attention.head_dim;
-        let (head, place) = (row / dim, row % dim);
-        head * dim + place % 2 * (dim / 2) + place / 2
+        unpermuted(layer.attention.head_dim, row)
     }
 
     fn is_permuted(&self) -> bool {

@@ -210,9 +210,7 @@ impl MediaConfig {
     /// The text that a chat template writes for an image or a sound, or for a video.
     pub(crate) fn replaced(&self, tokenizer: &Tokenizer, kind: MediaKind) -> String {
         match self.placeholder {
-            _ if kind == MediaKind::Video => {
-                self.video.as_ref().map(|video| tokenizer.token_text(video.token_id)).unwrap_or_default()
-            }
+            _ if kind == MediaKind::Video => self.video.as_ref().map(|video| video.replaced(tokenizer)).unwrap_or_default(),
             Placeholder::Between { replaced, .. } => tokenizer.token_text(replaced),
             Placeholder::Canvas => WHOLE.to_owned(),
             Placeholder::Numbered => "<image>".to_owned(),

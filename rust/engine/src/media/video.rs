@@ -7,7 +7,7 @@ use paged::{EncoderContent, EncoderItem};
 use video::{Video, VideoError};
 
 use super::{Encoders, ItemLayout, KEY, MediaConfig, PromptItem, arch::families_with_videos};
-use crate::{EngineError, MediaKind, Tokenizer};
+use crate::{EngineError, Media, MediaKind, Tokenizer};
 
 /// How a model of images takes videos.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,6 +102,14 @@ impl PromptItem {
         num_groups.saturating_mul(group(height).saturating_mul(group(width)))
     }
 
+    /// The coordinate of time of a video's last frames.
+    pub(crate) fn last_time(configs: &Encoders<MediaConfig>, media: &Media) -> Option<u32> {
+        let Media::Video(video) = media else { return None };
+        let taken = configs.get(MediaKind::Video)?.video.as_ref()?;
+        let (numbers, fps) = taken.taken(video);
+        *taken.times(numbers.len().div_ceil(taken.processor.frames.temporal_patch_size.max(1)), fps).last()?
+    }
+
     /// The groups of a video's frames. Equal ones at equal times have equal keys, in whatever video they are.
     pub(crate) fn groups(config: &MediaConfig, taken: &VideoConfig, video: &Video) -> Result<Vec<Arc<Self>>, EngineError> {
         let begun = Instant::now();
@@ -157,6 +165,15 @@ impl PromptItem {
 }
 
 impl VideoConfig {
+    /// What a chat template writes for a video. Where groups of frames stand between tokens each, the two about the whole go.
+    pub(crate) fn replaced(&self, tokenizer: &Tokenizer) -> String {
+        let ids = match self.timing {
+            Timing::Counted | Timing::PerSecond(_) => vec![self.token_id],
+            Timing::Written { before, after } => vec![before, self.token_id, after],
+        };
+        ids.into_iter().map(|id| tokenizer.token_text(id)).collect()
+    }
+
     /// What comes in the place of a video in a prompt.
     pub(crate) fn expansion<'a>(&self, tokenizer: &Tokenizer, groups: impl Iterator<Item = &'a Arc<PromptItem>>) -> String {
         let token = tokenizer.token_text(self.token_id);

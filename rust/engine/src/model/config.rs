@@ -108,7 +108,7 @@ pub struct NormConfig {
     pub has_weights: bool,
 }
 
-/// A layer: attention, then a feed-forward network, both added to the residual stream.
+/// A layer: what mixes tokens, if anything, then a feed-forward network, if there is one, each added to the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerConfig {
     /// What mixes tokens, where it does.

@@ -172,6 +172,15 @@ impl HfFields<'_> {
         fields
     }
 
+    /// Networks are four times as wide as the residual stream where no key says it.
+    pub fn set_usual_width(&mut self) -> Result<(), EngineError> {
+        if self.size("intermediate_size")?.is_none() {
+            let width = self.required_size("hidden_size")?.saturating_mul(4);
+            self.object.insert("intermediate_size".into(), width.into());
+        }
+        Ok(())
+    }
+
     /// With the values of keys also under the names that other families have for them, where these are absent.
     #[must_use]
     pub fn also_called(&self, names: &[(&str, &str)]) -> Self {

@@ -78,7 +78,8 @@ impl ModelFiles {
     /// A model with weights for more layers than it says is another one. `key` says how many layers it has.
     fn checked(config: DecoderConfig, weights: WeightSource, key: &str) -> Result<Self, EngineError> {
         let num_layers = config.layers.len() + config.num_mtp_layers;
-        let beyond = [Role::AttnOutput, Role::FfnDown].map(|role| WeightId::layer(num_layers, role));
+        let beyond =
+            [Role::AttnOutput, Role::FfnDown, Role::MixOutput, Role::SharedDown].map(|role| WeightId::layer(num_layers, role));
         match beyond.into_iter().find(|id| weights.contains(*id)) {
             None => Ok(Self {
                 config,

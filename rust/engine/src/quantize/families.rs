@@ -121,7 +121,7 @@ pub(super) const FAMILIES: [Family; 60] = [
 
 /// The name of the family as which a model is written, which may be that of a plainer one.
 pub(super) fn name(config: &DecoderConfig) -> &'static str {
-    let is_attentive = config.layers.iter().all(|layer| layer.recurrent.is_none());
+    let is_attentive = config.layers.iter().all(|layer| layer.has_attention);
     match config.architecture {
         "granitemoehybrid" if is_attentive && config.layers.iter().any(|layer| layer.ffn.num_experts() > 0) => "granitemoe",
         "granitemoehybrid" if is_attentive => "granite",
@@ -229,7 +229,7 @@ fn llama4(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
 
 /// Every so many layers have attention, which may rotate by sections.
 fn qwen3_next(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
-    let full = config.layers.iter().position(|layer| layer.recurrent.is_none());
+    let full = config.layers.iter().position(|layer| layer.has_attention);
     let mut entries = vec![("full_attention_interval", Value::U32(full.map_or(config.layers.len(), |full| full + 1) as u32))];
     if let Some(axes) = config.ropes.first().and_then(|rope| rope.axes) {
         let sections = axes.sections.iter().map(|pairs| *pairs as i32).chain([0]).collect();
@@ -272,7 +272,7 @@ fn minicpm(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
 }
 
 fn granite_hybrid(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
-    let rotates = config.layers.iter().any(|layer| layer.recurrent.is_none() && layer.attention.rope.is_some());
+    let rotates = config.layers.iter().any(|layer| layer.has_attention && layer.attention.rope.is_some());
     granite(config).into_iter().chain([("rope.scaling.finetuned", Value::Bool(rotates))]).collect()
 }
 

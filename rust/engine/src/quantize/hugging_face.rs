@@ -84,7 +84,7 @@ fn metadata(
     ] {
         entries.push(key(name), size(n)?);
     }
-    let kv_heads = |layer: &LayerConfig| if layer.recurrent.is_some() { 0 } else { layer.attention.num_kv_heads };
+    let kv_heads = |layer: &LayerConfig| if !layer.has_attention { 0 } else { layer.attention.num_kv_heads };
     let kv_heads = match family.counts_heads {
         true => Value::I32s(config.layers.iter().map(|layer| kv_heads(layer) as i32).collect()),
         false => size(first.attention.num_kv_heads)?,

@@ -13,7 +13,7 @@ use crate::{
     EngineError, Isq,
     model::{
         DecoderConfig, LayerConfig, RopeConfig, RopeScaling,
-        arch::PERMUTED,
+        arch::{PERMUTED, unpermuted},
         config::{DeltaLayout, Norms, RecurrentConfig},
         visit::for_each_matrix,
     },
@@ -275,7 +275,7 @@ impl<'a> Tensors<'a> {
                     "tensor `{name}` has {num_rows} rows, no multiple of heads of {head_dim}"
                 )));
             }
-            return Ok(Some((0..num_rows).map(|row| neighbour(head_dim, row)).collect()));
+            return Ok(Some((0..num_rows).map(|row| unpermuted(head_dim, row)).collect()));
         }
         let Some((heads, value_dim, keys)) = tiled_heads(layer) else { return Ok(None) };
         let (first, of_head) = match id.role {
@@ -360,12 +360,6 @@ impl<'a> Tensors<'a> {
     }
 }
 
-/// Of the rows of rotated heads, in which the partners of the file's neighbours are half a head apart.
-const fn neighbour(head_dim: usize, row: usize) -> usize {
-    let (head, within) = (row / head_dim, row % head_dim);
-    head * head_dim + within % 2 * (head_dim / 2) + within / 2
-}
-
 /// The value heads of a layer in the order of the file, by their number within their key head, if that is another one; the
 /// elements of each, and the rows of queries and keys before them.
 fn tiled_heads(layer: &LayerConfig) -> Option<(Vec<usize>, usize, usize)> {
@@ -396,14 +390,4 @@ const fn is_norm(role: Role) -> bool {
 /// Computed from the configuration.
 fn is_derived(name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn halves_of_a_head_become_neighbours() {
-        assert_eq!((0..8).map(|row| neighbour(4, row)).collect::<Vec<_>>(), [0, 2, 1, 3, 4, 6, 5, 7]);
-    }
 }

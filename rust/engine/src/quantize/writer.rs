@@ -192,12 +192,14 @@ pub(super) fn write(
                 for part in parts {
                     let view = part.view(source.weights())?;
                     if first + view.rows > tensor.rows() || Some(&view.cols) != tensor.dims.first() {
-                        let name = &tensor.name;
-                        return Err(EngineError::Load(format!("what becomes tensor `{name}` has changed while it was read")));
+                        return Err(other_shape(tensor));
                     }
                     let rows = Rows { tensor, view: &view, first, places, num_threads };
                     first += view.rows;
                     rows.write(&mut out, source.importance(), progress)?;
+                }
+                if first != tensor.rows() {
+                    return Err(other_shape(tensor));
                 }
             }
         }
@@ -207,6 +209,10 @@ pub(super) fn write(
     let synced = out.out.into_inner().map_err(std::io::IntoInnerError::into_error).and_then(|file| file.sync_all());
     synced.map_err(|e| failed(path, &e))?;
     Ok(written)
+}
+
+fn other_shape(PlannedTensor { name, .. }: &PlannedTensor) -> EngineError {
+    EngineError::Load(format!("what becomes tensor `{name}` has parts of other shapes than its first, or has changed meanwhile"))
 }
 
 /// The rows of a tensor on their way into the file.

@@ -38,7 +38,12 @@ pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Bo
             extra,
             ..RenderOptions::default()
         };
-        blocking(move || tokens.tokenize_chat(&chat, &options)).await?
+        let turn = app.seeing.turn_of_messages(&chat).await?;
+        blocking(move || {
+            let _turn = turn;
+            tokens.tokenize_chat(&chat, &options)
+        })
+        .await?
     } else {
         // vLLM adds special tokens to a prompt, llama.cpp none to a content.
         let adds = add_special.unwrap_or(request.prompt.is_some());
@@ -90,8 +95,10 @@ pub async fn apply_template(State(app): State<Arc<App>>, headers: HeaderMap, byt
 /// The prompt of a chat and its tokens, after all the checks of a chat that is answered.
 pub async fn render(app: &App, model: &Model, mut generation: Generation) -> Result<(String, Vec<u32>), ApiError> {
     seeing::place_all(app, model, &mut generation.requests).await?;
+    let turn = app.seeing.turn_of(&generation.requests).await?;
     let engine = model.engine();
     blocking(move || {
+        let _turn = turn;
         let request = generation.requests.into_iter().next();
         let Some(GenerationRequest { prompt: Prompt::Chat { messages, options }, sampling, .. }) = request else {
             return Err(EngineError::Internal("a chat without messages".into()));

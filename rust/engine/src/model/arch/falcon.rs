@@ -55,10 +55,7 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
         None => fields.required_size("num_attention_heads")?,
     };
     fields.object.insert("num_key_value_heads".into(), json!(num_kv_heads));
-    if fields.size("intermediate_size")?.is_none() {
-        let width = fields.required_size("hidden_size")?.saturating_mul(4);
-        fields.object.insert("intermediate_size".into(), json!(width));
-    }
+    fields.set_usual_width()?;
     let config = DecoderConfig {
         norm: NormConfig::layer(fields.number("layer_norm_epsilon")?),
         tie_word_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(true),

@@ -1,6 +1,7 @@
 //! Falcon-H1: attention and Mamba-2 beside each other in every layer, with a multiplier of each product.
 
 use device::{Activation, RopeStyle};
+use serde_json::json;
 
 use super::{Architecture, mamba};
 use crate::{
@@ -9,7 +10,7 @@ use crate::{
         config::{DecoderConfig, MambaScales, RecurrentConfig, ResidualScales},
         fields::{Fields, GgufFields, HfFields},
     },
-    weights::{Names, Role},
+    weights::{Names, Role, WeightId},
 };
 
 /// What is between attention and the network, and behind the last layer, has the names that Bamba has for it.
@@ -38,7 +39,7 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
         }
     }
     let one = |key: &str| Ok::<_, EngineError>(fields.number(key)?.unwrap_or(1.0) as f32);
-    let mut mamba = mamba::read_hf(fields, &config)?;
+    let mut mamba = mamba::read_hf(&fields.with_defaults(&json!({"mamba_d_ssm": 1024})), &config)?;
     let has_norm = fields.flag("mamba_rms_norm")?.unwrap_or(false);
     let norm_comes_first = fields.flag("mamba_norm_before_gate")?.unwrap_or(true);
     let (input, of_state) = (one("ssm_in_multiplier")?, fields.some_numbers::<5>("ssm_multipliers")?.unwrap_or([1.0; 5]));
@@ -83,6 +84,10 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
 /// The converter multiplies the weights.
 fn from_gguf(fields: &GgufFields<'_>) -> Result<DecoderConfig, EngineError> {
     let config = fields.decoder("falcon_h1", RopeStyle::Neox)?;
-    let mamba = mamba::read_gguf(fields, &config)?;
+    let mut mamba = mamba::read_gguf(fields, &config)?;
+    let has_norm = |layer| fields.weights.contains(WeightId::layer(layer, Role::MixNorm));
+    if let RecurrentConfig::Mamba2 { eps, .. } = &mut mamba {
+        *eps = eps.filter(|_| (0..config.layers.len()).any(has_norm));
+    }
     Ok(config.with_layers(|layer| layer.recurrent = Some(mamba)))
 }

@@ -42,10 +42,7 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
         ("activation_function", "hidden_act"),
     ]);
     fields.only(&[("rotary", json!(true)), ("scale_attn_weights", json!(true))])?;
-    if fields.size("intermediate_size")?.is_none() {
-        let width = fields.required_size("hidden_size")?.saturating_mul(4);
-        fields.object.insert("intermediate_size".into(), json!(width));
-    }
+    fields.set_usual_width()?;
     let mut config = fields.partly_rotated("gptj", 1.0)?;
     config.norm = NormConfig::layer(fields.number("layer_norm_epsilon")?);
     config.ropes[0].rotary_dim = fields.size("rotary_dim")?.unwrap_or(64);

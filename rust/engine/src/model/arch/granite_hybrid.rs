@@ -23,6 +23,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let config = granite::read_hf("granitemoehybrid", fields)?;
     let num_layers = config.layers.len();
+    let fields = &fields.also_called(&[("layers_block_type", "layer_types")]);
     let is_recurrent = fields.recurrent_layers(num_layers, &["mamba", "linear_attention"], |_| false)?;
     let size = |key: &str, usual: usize| Ok::<_, EngineError>(fields.size(key)?.unwrap_or(usual));
     let mamba = mamba::read_hf(fields, &config)?;

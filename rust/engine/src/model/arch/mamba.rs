@@ -23,9 +23,9 @@ pub(super) fn read_hf(fields: &HfFields<'_>, config: &DecoderConfig) -> Result<R
     Ok(RecurrentConfig::Mamba2 {
         num_heads,
         head_dim: match fields.value("mamba_d_head") {
-            Some(value) if value.is_u64() => fields.required_size("mamba_d_head")?,
-            // It may say `auto`.
-            _ => width / num_heads.max(1),
+            None => width / num_heads.max(1),
+            Some(value) if value == "auto" => width / num_heads.max(1),
+            Some(_) => fields.required_size("mamba_d_head")?,
         },
         num_groups: size("mamba_n_groups", 1)?,
         state_dim: size("mamba_d_state", 256)?,
@@ -47,16 +47,16 @@ pub(super) fn limits(fields: &HfFields<'_>) -> Result<[f32; 2], EngineError> {
 /// Of a GGUF file. Its converters write no bounds of steps.
 pub(super) fn read_gguf(fields: &GgufFields<'_>, config: &DecoderConfig) -> Result<RecurrentConfig, EngineError> {
     let (num_heads, width) = (fields.required_size("ssm.time_step_rank")?, fields.required_size("ssm.inner_size")?);
-    let has = |id: fn(usize) -> WeightId| (0..config.layers.len()).any(|layer| fields.weights.contains(id(layer)));
+    let has_bias = |layer| fields.weights.contains(WeightId::layer(layer, Role::Conv).bias());
     Ok(RecurrentConfig::Mamba2 {
         num_heads,
         head_dim: width / num_heads.max(1),
         num_groups: fields.required_size("ssm.group_count")?,
         state_dim: fields.required_size("ssm.state_size")?,
         kernel: fields.required_size("ssm.conv_kernel")?,
-        conv_bias: has(|layer| WeightId::layer(layer, Role::Conv).bias()),
+        conv_bias: (0..config.layers.len()).any(has_bias),
         proj_bias: false,
-        eps: has(|layer| WeightId::layer(layer, Role::MixNorm)).then_some(config.norm.eps),
+        eps: Some(config.norm.eps),
         gates_first: true,
         limits: UNLIMITED,
         scales: MambaScales::ONE,

@@ -67,6 +67,12 @@ fn read_third(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     if fields.size("v_head_dim")?.is_none() {
         fields.object.insert("v_head_dim".into(), json!(width / heads.max(1)));
     }
+    let depth = json!((fields.required_size("num_hidden_layers")? as f64).sqrt());
+    for (key, usual) in [("scale_depth", depth), ("dim_model_base", json!(width))] {
+        if fields.value(key).is_none() {
+            fields.object.insert(key.into(), usual);
+        }
+    }
     let mut config = deepseek::read_latent("minicpm3", &fields)?;
     config.ropes[0].style = RopeStyle::Neox;
     with_scales(config, &fields)

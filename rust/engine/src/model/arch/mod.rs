@@ -230,6 +230,12 @@ pub(crate) const PERMUTED: [&str; 17] = [
     "bailing_moe",
 ];
 
+/// Of a row of such heads, in which partners are neighbours, the row of the checkpoint, in which they are half a head apart.
+pub(crate) const fn unpermuted(head_dim: usize, row: usize) -> usize {
+    let (head, within) = (row / head_dim, row % head_dim);
+    head * head_dim + within % 2 * (head_dim / 2) + within / 2
+}
+
 /// Every architecture that is implemented.
 pub fn architectures() -> impl Iterator<Item = &'static Architecture> {
     GROUPS.iter().flat_map(|(_, group)| group.iter())

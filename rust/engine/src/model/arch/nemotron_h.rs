@@ -4,7 +4,7 @@
 use device::{Activation, ExpertActivation, ExpertGroups, RopeStyle, RouterScore};
 use serde_json::json;
 
-use super::{Architecture, mamba};
+use super::{Architecture, deepseek, mamba};
 use crate::{
     EngineError,
     model::{
@@ -13,9 +13,6 @@ use crate::{
     },
     weights::{Names, Role},
 };
-
-/// Added to the sum that weights of experts are divided by.
-const ROUTER_EPS: f32 = 1e-20;
 
 const NAMES: Names = &[
     (Role::Embedding, "model.embeddings"),
@@ -66,8 +63,8 @@ pub(super) const MOE: Architecture = Architecture {
     from_gguf: |fields| {
         let (config, mut experts) = fields.mixture("nemotron_h_moe", RopeStyle::Neox)?;
         experts = with_plain_experts(experts.scored(RouterScore::Sigmoid));
-        experts.rule.normalize = experts.rule.normalize.map(|_| ROUTER_EPS);
-        experts.rule.groups = experts.rule.groups.map(|groups| ExpertGroups { by_two_best: true, ..groups });
+        experts.rule.normalize = experts.rule.normalize.map(|_| deepseek::EPS);
+        deepseek::set_by_two_best(&mut experts);
         experts.latent_size = fields.size("moe_latent_size")?;
         read_gguf(config, fields, |_| FfnConfig::Experts(experts))
     },
@@ -105,7 +102,8 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
         proj_bias: fields.flag("use_bias")?.unwrap_or(false),
         eps: Some(config.norm.eps),
         gates_first: true,
-        // `time_step_min` is a bound of what training begins with.
+        // Transformers takes `time_step_min` for the lower bound, which is that of what training begins with; the code beside
+        // the weights, vLLM and llama.cpp do not.
         limits: mamba::limits(fields)?,
         scales: MambaScales::ONE,
     };
@@ -171,7 +169,7 @@ fn read_experts(fields: &HfFields<'_>) -> Result<ExpertsConfig, EngineError> {
     let intermediate_size = size("moe_shared_expert_intermediate_size", 7688)?;
     experts.shared = Some(SharedConfig { intermediate_size, is_weighted: false });
     experts.rule.scale = fields.number("routed_scaling_factor")?.unwrap_or(1.0) as f32;
-    experts.rule.normalize = fields.flag("norm_topk_prob")?.unwrap_or(true).then_some(ROUTER_EPS);
+    experts.rule.normalize = fields.flag("norm_topk_prob")?.unwrap_or(true).then_some(deepseek::EPS);
     let (num_groups, num_chosen) = (size("n_group", 1)?, size("topk_group", 1)?);
     experts.rule.groups = (num_groups > 1).then_some(ExpertGroups { num_groups, num_chosen, by_two_best: true });
     experts.latent_size = fields.size("moe_latent_size")?;
