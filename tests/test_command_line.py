@@ -13,7 +13,7 @@ import pytest
 from conftest import GOLDEN
 
 from mistral_paged import cli, flags, older, reference
-from mistral_paged.serve import check
+from mistral_paged.serve import check, settings
 
 COMMAND = Path(sys.executable).with_name("mistral-paged")
 PHI3 = str(GOLDEN / "text" / "phi3")
@@ -282,8 +282,9 @@ def test_a_log_that_cannot_be_written_is_an_error() -> None:
     ],
 )
 def test_a_server_that_cannot_be_is_refused_before_the_model_is_loaded(arguments: list[str], message: str) -> None:
+    models = [cli.build_parser().parse_args(["serve", *arguments])]
     with pytest.raises(flags.Usage, match=re.escape(message)):
-        check(cli.build_parser().parse_args(["serve", *arguments]))
+        check(models, settings(models, 0))
 
 
 # The documentation.

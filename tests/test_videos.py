@@ -168,7 +168,7 @@ def test_files_need_ffmpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_over_http(folder: Path) -> None:
     with serving("multimodal", "--dtype", "f32", "--max-num-images", "1", model=str(folder)) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
         assert client.models.list().data[0].model_extra["input_modalities"] == ["text", "image", "video"]
 
         def chat(*parts: Any) -> Any:

@@ -469,7 +469,7 @@ const CACHED = 1;
 const SHARED = 2;
 const FIRST_REQUEST = 3;
 /** The request whose blocks stand out, by id. */
-let chosen = null;
+let picked = null;
 
 // Neighbouring ids get hues far apart: the golden angle.
 const hueOf = (id) => (id * 137.508) % 360;
@@ -549,7 +549,7 @@ function drawMap(snapshot) {
   context.textBaseline = "middle";
   cells.forEach((cell, index) => {
     const request = requestOf(snapshot, cell.code);
-    const isDim = chosen !== null && cell.code !== FREE && request?.id !== chosen;
+    const isDim = picked !== null && cell.code !== FREE && request?.id !== picked;
     drawCell(paint, (index % columns) * pitch, Math.floor(index / columns) * pitch, cell, request, isDim);
   });
   context.globalAlpha = 1;
@@ -609,7 +609,7 @@ function showUses(snapshot) {
 
   const perCell = Number($("map").dataset.perCell ?? 1);
   const what = perCell === 1 ? "One cell is a block" : `One cell is ${perCell} blocks, the stronger the more of them are used`;
-  const whose = chosen === null ? "" : `; those that request ${chosen} alone holds stand out`;
+  const whose = picked === null ? "" : `; those that request ${picked} alone holds stand out`;
   put($("map-note"), `${what}; a block has ${snapshot.stats.block_size} tokens, ${bytes(snapshot.block_bytes)}${whose}.`);
   if ($("runs").open) showRuns(snapshot);
 }
@@ -655,18 +655,18 @@ function showMemory(snapshot) {
 
 function showRequests(snapshot) {
   const { requests } = snapshot;
-  if (chosen !== null && !requests.some((request) => request.id === chosen)) chosen = null;
+  if (picked !== null && !requests.some((request) => request.id === picked)) picked = null;
   sync($("requests").tBodies[0], requests.slice(0, MAX_ROWS), (request) => request.id, ({ id }) => {
     const swatch = element("i", { className: "swatch" });
     swatch.style.background = `oklch(var(--request-light) 0.13 ${hueOf(id).toFixed(1)})`;
     const button = element("button", { type: "button", title: "Let its blocks stand out" }, swatch, String(id));
     button.addEventListener("click", () => {
-      chosen = chosen === id ? null : id;
+      picked = picked === id ? null : id;
       show(feed.last);
     });
     return element("tr", {}, element("td", {}, button), ...Array.from({ length: 7 }, () => element("td")));
   }, (row, request) => {
-    row.querySelector("button").setAttribute("aria-pressed", chosen === request.id);
+    row.querySelector("button").setAttribute("aria-pressed", picked === request.id);
     const times = request.preemptions > 0 ? `, preempted ${request.preemptions} ×` : "";
     const texts = [
       (request.status === "preempted" ? "waiting" : request.status) + times,

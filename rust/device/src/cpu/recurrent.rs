@@ -196,7 +196,9 @@ fn mamba2(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScratch, w
     for row in 0..rows {
         let gate = z.row_mut(row);
         if z_scale != 1.0 {
-            gate.iter_mut().for_each(|z| *z *= z_scale);
+            for z in &mut *gate {
+                *z *= z_scale;
+            }
         }
         if let Some(norm) = weights.norm.as_ref().filter(|_| !weights.gates_first) {
             norm_groups(norm, num_groups, out.row_mut(row));
