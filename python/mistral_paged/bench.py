@@ -13,7 +13,7 @@ from mistral_paged import CompletionRequest, Runner, _core
 from mistral_paged.exceptions import MistralPagedError
 from mistral_paged.flags import Usage
 from mistral_paged.memory import conversations
-from mistral_paged.serve import model_id
+from mistral_paged.serve import short_id
 
 MIB = 1 << 20
 
@@ -95,7 +95,7 @@ def facts(runner: Runner, options: argparse.Namespace) -> dict[str, Any]:
     usable = [gpu["name"] for gpu in survey["gpus"] if not gpu["problem"]]
     on_gpu = options.device.startswith("cuda") or (options.device == "auto" and usable)
     return {
-        "model": model_id(runner.list_models()[0]),
+        "model": short_id(runner.list_models()[0]),
         "weights_bytes": runner.memory_ledger().weights_bytes,
         "backend": "CUDA" if on_gpu else "CPU",
         "threads": options.num_threads or survey["cores"],

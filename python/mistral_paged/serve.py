@@ -145,7 +145,11 @@ def model_id(options: argparse.Namespace) -> str:
     """What requests call a model: its alias or hub id, or of a local one the name of its file or folder, without the path."""
     if options.alias is not None:
         return str(options.alias)
-    model = str(default_model()) if options.model_id is None else options.model_id
+    return short_id(str(default_model()) if options.model_id is None else options.model_id)
+
+
+def short_id(model: str) -> str:
+    """A hub id, or of a local model the name of its file or folder, without the path."""
     path = Path(model).expanduser()
     return (path.stem if path.is_file() else path.resolve().name) if path.exists() else model
 

@@ -173,7 +173,7 @@ def parse(words: list[str]) -> argparse.Namespace:
         with contextlib.redirect_stderr(said):
             options = parser.parse_args(words)
             if options.command == "serve":
-                server.check(options)
+                server.check([options], server.settings([options], 0))
     except SystemExit:
         message = said.getvalue().strip().rsplit("error: ", 1)[-1]
         raise InvalidArgumentError(message) from None

@@ -183,7 +183,9 @@ impl VideoConfig {
             Timing::Written { before, after } => {
                 let [before, after] = [before, after].map(|id| tokenizer.token_text(id));
                 let seconds = |group: &PromptItem| group.moment.map_or(0.0, |moment| moment.seconds);
-                groups.map(|group| format!("<{:.1} seconds>{before}{}{after}", seconds(group), rows(group))).collect()
+                groups.fold(String::new(), |text, group| {
+                    text + &format!("<{:.1} seconds>{before}{}{after}", seconds(group), rows(group))
+                })
             }
         }
     }

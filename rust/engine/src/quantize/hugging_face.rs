@@ -84,10 +84,11 @@ fn metadata(
     ] {
         entries.push(key(name), size(n)?);
     }
-    let kv_heads = |layer: &LayerConfig| if !layer.has_attention { 0 } else { layer.attention.num_kv_heads };
-    let kv_heads = match family.counts_heads {
-        true => Value::I32s(config.layers.iter().map(|layer| kv_heads(layer) as i32).collect()),
-        false => size(first.attention.num_kv_heads)?,
+    let kv_heads = |layer: &LayerConfig| if layer.has_attention { layer.attention.num_kv_heads } else { 0 };
+    let kv_heads = if family.counts_heads {
+        Value::I32s(config.layers.iter().map(|layer| kv_heads(layer) as i32).collect())
+    } else {
+        size(first.attention.num_kv_heads)?
     };
     entries.push(key("attention.head_count_kv"), kv_heads);
     if let Some(recurrent) = config.layers.iter().find_map(|layer| layer.recurrent) {

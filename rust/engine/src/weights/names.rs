@@ -321,10 +321,17 @@ impl Role {
             Self::BranchOutput => ("laurel_r", "laurel.linear_right"),
             Self::BranchNorm => ("laurel_post_norm", "laurel.post_laurel_norm"),
             Self::PostFfnNorm => ("post_ffw_norm", "post_feedforward_layernorm"),
+            Self::MtpEmbeddingNorm | Self::MtpHiddenNorm | Self::MtpInput | Self::MtpOutputNorm => self.names_of_mtp(),
+        }
+    }
+
+    /// Of layers that predict further tokens.
+    const fn names_of_mtp(self) -> (&'static str, &'static str) {
+        match self {
             Self::MtpEmbeddingNorm => ("nextn.enorm", "enorm"),
             Self::MtpHiddenNorm => ("nextn.hnorm", "hnorm"),
             Self::MtpInput => ("nextn.eh_proj", "eh_proj"),
-            Self::MtpOutputNorm => ("nextn.shared_head_norm", "shared_head.norm"),
+            _ => ("nextn.shared_head_norm", "shared_head.norm"),
         }
     }
 }

@@ -80,7 +80,7 @@ enum Kind {
 }
 
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let fields = &with_usual_keys(fields)?;
+    let fields = &with_usual_keys(fields);
     let kinds = kinds(fields)?;
     if let Some(num_layers) = fields.size("num_hidden_layers")?.filter(|n| *n != kinds.len()) {
         return Err(fields.error("num_hidden_layers", format!("is {num_layers}; there are kinds of {} layers", kinds.len())));
@@ -118,7 +118,7 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
 }
 
 /// With keys under the names that other families have for them, and what they mean where they are absent.
-fn with_usual_keys<'a>(fields: &HfFields<'a>) -> Result<HfFields<'a>, EngineError> {
+fn with_usual_keys<'a>(fields: &HfFields<'a>) -> HfFields<'a> {
     let mut fields = fields.with_defaults(&json!({"mlp_hidden_act": "relu2"})).renamed(&[("mlp_hidden_act", "hidden_act")]);
     for (own, usual) in [("layer_norm_epsilon", "rms_norm_eps"), ("attention_head_dim", "head_dim")] {
         let is_there = usual == "head_dim" && fields.value(usual).is_some();
@@ -126,7 +126,7 @@ fn with_usual_keys<'a>(fields: &HfFields<'a>) -> Result<HfFields<'a>, EngineErro
             fields.object.insert(usual.into(), value);
         }
     }
-    Ok(fields.with_defaults(&json!({"rms_norm_eps": 1e-5, "head_dim": 128})))
+    fields.with_defaults(&json!({"rms_norm_eps": 1e-5, "head_dim": 128}))
 }
 
 /// The kinds of all layers, in words or as a letter each.
