@@ -28,7 +28,8 @@ LENT = ("tokenizer.json", "tokenizer_config.json", "image0.png")
 TEMPLATE = """\
 {% for m in messages %}<|im_start|>{{ m['role'] }}
 {% for c in m['content'] %}{% if c['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
-{% elif c['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>
+{% elif c['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>\
+{% else %}{{ c['text'] }}{% endif %}{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 

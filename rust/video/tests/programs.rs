@@ -11,16 +11,12 @@ fn made(folder: &Path, name: &str, options: &[&str]) -> Option<Vec<u8>> {
     let path = folder.join(name);
     let mut command = Command::new("ffmpeg");
     command.args(["-v", "error", "-f", "lavfi", "-i", "testsrc=size=64x48:rate=10:duration=3"]).args(options).arg(&path);
-    match command.status() {
-        Ok(status) => {
-            assert!(status.success());
-            Some(std::fs::read(path).unwrap())
-        }
-        Err(_) => {
-            eprintln!("skipped: ffmpeg is not on PATH");
-            None
-        }
-    }
+    let Ok(status) = command.status() else {
+        eprintln!("skipped: ffmpeg is not on PATH");
+        return None;
+    };
+    assert!(status.success());
+    Some(std::fs::read(path).unwrap())
 }
 
 fn pixels(video: &Video, numbers: &[usize]) -> Result<Vec<Vec<u8>>, VideoError> {
