@@ -109,7 +109,10 @@ impl Model {
     /// Ends what runs, with the text that it has, and gives the memory back; an error if it is unloaded already.
     pub fn unload(&self, py: Python<'_>) -> PyResult<()> {
         match self.change(py, State::is_loaded, UNLOADED)? {
-            Some(change) => enter(py, move || Ok(change.free(State::Unloaded))),
+            Some(change) => enter(py, move || {
+                change.free(State::Unloaded);
+                Ok(())
+            }),
             None if matches!(&*self.lock(), State::Closed) => Err(closed()),
             None => Err(invalid(format!("model `{}` is unloaded already", self.id))),
         }
@@ -118,7 +121,12 @@ impl Model {
     /// As [`Self::unload`], for good; nothing happens if it is closed already.
     pub fn close(&self, py: Python<'_>) -> PyResult<()> {
         let change = self.change(py, |state| !matches!(state, State::Closed), CLOSED)?;
-        change.map_or(Ok(()), |change| enter(py, move || Ok(change.free(State::Closed))))
+        change.map_or(Ok(()), |change| {
+            enter(py, move || {
+                change.free(State::Closed);
+                Ok(())
+            })
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
