@@ -53,6 +53,7 @@ __all__ = [
     "ToolChoice",
     "TopLogprob",
     "Usage",
+    "Video",
     "Which",
     "__version__",
     "check_server",

@@ -26,7 +26,7 @@ OF_MODELS = ("model", "runtime", "paged_attn")
 """Sections whose flags a model may have for itself."""
 OF_A_MODEL = ("served_model_name", "kv_events", "kv_events_replay", "kv_events_topic")
 """Flags of `[server]` that are of one model: where there are several, only those have them."""
-Words: TypeAlias = "tuple[Flag, list[str]]"
+Words: TypeAlias = tuple[Flag, list[str]]
 """A flag, and the words by which it is given."""
 
 
