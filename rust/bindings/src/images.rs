@@ -14,7 +14,7 @@ use server::media::{Media, MediaError};
 use crate::{
     arguments::{Integer, Text, text, within},
     exceptions::invalid,
-    source::{self, Readable},
+    source::{self, Readable, value_methods},
 };
 
 /// An image as models get it: `[height, width, 3]` values of 8 bits, red first, the top row first.
@@ -170,27 +170,14 @@ impl RgbImage {
         format!("RgbImage(width={}, height={})", self.image.width(), self.image.height())
     }
 
-    fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-        match other.cast::<Self>() {
-            Ok(other) => (Arc::ptr_eq(&self.image, &other.get().image) || self.image == other.get().image).into_py_any(py),
-            Err(_) => Ok(py.NotImplemented()),
-        }
-    }
-
-    fn __copy__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
-        slf
-    }
-
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyType>,))> {
         let (py, image) = (slf.py(), slf.get());
         let arguments = ("frombytes", image.width(), image.height(), image.tobytes(py));
         Ok((py.import("operator")?.getattr("methodcaller")?.call1(arguments)?, (py.get_type::<Self>(),)))
     }
 }
+
+value_methods!(RgbImage, image);
 
 impl From<Arc<images::RgbImage>> for RgbImage {
     fn from(image: Arc<images::RgbImage>) -> Self {

@@ -15,6 +15,7 @@ use crate::{detach::enter, exceptions::invalid, runner::Runner};
 /// `OSError` when it cannot listen.
 #[pyfunction]
 #[pyo3(signature = (runners, config, listening))]
+#[allow(clippy::needless_pass_by_value, reason = "arguments come from Python as values")]
 pub fn serve(py: Python<'_>, runners: Vec<Py<Runner>>, config: &str, listening: Py<PyAny>) -> PyResult<&'static str> {
     let config = read(config)?;
     let host = |runner: &Py<Runner>| runner.get().model().map(|model| Arc::clone(model) as Arc<dyn Host>);

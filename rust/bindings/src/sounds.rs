@@ -15,7 +15,7 @@ use crate::{
     arguments::{Integer, Text, text, within},
     exceptions::invalid,
     images::media,
-    source::{self, Readable},
+    source::{self, Readable, value_methods},
 };
 
 /// A sound of one channel, as models get it before they bring it to their own rate.
@@ -153,30 +153,14 @@ impl Sound {
         format!("Sound(rate={}, seconds={:.3})", self.sound.rate(), self.sound.seconds())
     }
 
-    fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-        match other.cast::<Self>() {
-            Ok(other) => {
-                let (own, other) = (&self.sound, &other.get().sound);
-                (Arc::ptr_eq(own, other) || py.detach(|| own == other)).into_py_any(py)
-            }
-            Err(_) => Ok(py.NotImplemented()),
-        }
-    }
-
-    fn __copy__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
-        slf
-    }
-
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyType>,))> {
         let (py, sound) = (slf.py(), slf.get());
         let arguments = ("frombytes", sound.rate(), sound.tobytes(py));
         Ok((py.import("operator")?.getattr("methodcaller")?.call1(arguments)?, (py.get_type::<Self>(),)))
     }
 }
+
+value_methods!(Sound, sound);
 
 impl From<Arc<audio::Sound>> for Sound {
     fn from(sound: Arc<audio::Sound>) -> Self {

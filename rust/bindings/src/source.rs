@@ -32,6 +32,34 @@ pub trait Readable: Send + Sync + Sized + 'static {
     fn fetch(media: &Media, url: &str, beside: Self::Beside) -> Result<Self, String>;
 }
 
+/// What the classes of images, sounds and videos have alike, which hold the value in that field and never change: they are equal
+/// where the values are, and their own copies.
+macro_rules! value_methods {
+    ($class:ty, $field:ident) => {
+        #[pymethods]
+        impl $class {
+            fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+                match other.cast::<Self>() {
+                    Ok(other) => {
+                        let (own, other) = (&self.$field, &other.get().$field);
+                        (Arc::ptr_eq(own, other) || py.detach(|| own == other)).into_py_any(py)
+                    }
+                    Err(_) => Ok(py.NotImplemented()),
+                }
+            }
+
+            fn __copy__(slf: Py<Self>) -> Py<Self> {
+                slf
+            }
+
+            fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+                slf
+            }
+        }
+    };
+}
+pub(crate) use value_methods;
+
 /// What one is made of.
 pub enum Source<T> {
     Url(String),

@@ -18,7 +18,7 @@ use crate::{
     arguments::{Real, Text, named, text},
     exceptions::invalid,
     images::{RgbImage, media},
-    source::{self, Readable},
+    source::{self, Readable, value_methods},
 };
 
 /// A video as models get it: which of its frames are taken, and in what size, is the model's choice.
@@ -171,33 +171,14 @@ impl Video {
         format!("Video(num_frames={num_frames}, fps={fps:.3}, width={width}, height={height})")
     }
 
-    fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-        match other.cast::<Self>() {
-            Ok(other) => {
-                let (own, other) = (&self.video, &other.get().video);
-                (Arc::ptr_eq(own, other) || py.detach(|| own == other)).into_py_any(py)
-            }
-            Err(_) => Ok(py.NotImplemented()),
-        }
-    }
-
-    fn __copy__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
-        slf
-    }
-
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyAny>,))> {
         let (py, video) = (slf.py(), &slf.get().video);
-        let source = match video.file() {
-            Some(bytes) => PyBytes::new(py, bytes).into_any(),
-            None => {
-                let frames = video.given().unwrap_or_default().iter();
-                let frames = frames.map(|frame| Py::new(py, RgbImage::from(Arc::new(frame.clone()))));
-                PyList::new(py, frames.collect::<PyResult<Vec<_>>>()?)?.into_any()
-            }
+        let source = if let Some(bytes) = video.file() {
+            PyBytes::new(py, bytes).into_any()
+        } else {
+            let frames = video.given().unwrap_or_default().iter();
+            let frames = frames.map(|frame| Py::new(py, RgbImage::from(Arc::new(frame.clone()))));
+            PyList::new(py, frames.collect::<PyResult<Vec<_>>>()?)?.into_any()
         };
         let fps = if video.given().is_some() { Some(video.fps()) } else { video.wanted_fps() };
         let class: Bound<'py, PyType> = py.get_type::<Self>();
@@ -205,6 +186,8 @@ impl Video {
         Ok((make, (source,)))
     }
 }
+
+value_methods!(Video, video);
 
 impl From<Arc<video::Video>> for Video {
     fn from(video: Arc<video::Video>) -> Self {

@@ -306,8 +306,12 @@ const STATE: [(&str, u32); 5] =
 /// What gguf-py calls a module, without its number; `*` stands for that of an expert.
 fn renamed(module: &str, has_norms_after: bool) -> &'static str {
     match module {
-        "model.embed_tokens" | "model.word_embeddings" | "backbone.embeddings" | "transformer.wte" => "token_embd",
-        "transformer.word_embeddings" | "gpt_neox.embed_in" => "token_embd",
+        "model.embed_tokens"
+        | "model.word_embeddings"
+        | "backbone.embeddings"
+        | "transformer.wte"
+        | "transformer.word_embeddings"
+        | "gpt_neox.embed_in" => "token_embd",
         "model.norm" | "model.final_layernorm" | "backbone.norm_f" | "transformer.ln_f" | "gpt_neox.final_layer_norm" => {
             "output_norm"
         }
@@ -340,8 +344,9 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "feedforward_layernorm" | "pre_mlp_layernorm" | "post_attention_layernorm" | "pre_ff_layernorm" | "ln_2" => "ffn_norm",
         "post_feedforward_layernorm" | "post_mlp_layernorm" => "post_ffw_norm",
         "mlp.gate_proj" | "feed_forward.gate_proj" | "mlp.c_fc_0" => "ffn_gate",
-        "mlp.up_proj" | "mlp.gate_up_proj" | "feed_forward.up_proj" | "mixer.up_proj" => "ffn_up",
-        "mlp.c_fc_1" | "mlp.dense_h_to_4h" => "ffn_up",
+        "mlp.up_proj" | "mlp.gate_up_proj" | "feed_forward.up_proj" | "mixer.up_proj" | "mlp.c_fc_1" | "mlp.dense_h_to_4h" => {
+            "ffn_up"
+        }
         "mlp.down_proj" | "feed_forward.down_proj" | "mixer.down_proj" | "mlp.c_proj" | "mlp.dense_4h_to_h" => "ffn_down",
         "mlp.gate" | "mlp.router.gate" | "block_sparse_moe.gate" | "block_sparse_moe.router" | "mixer.gate" => "ffn_gate_inp",
         "mlp.experts.*.gate_proj" | "block_sparse_moe.experts.*.w1" => "ffn_gate_exps",
@@ -449,6 +454,37 @@ fn sizes_by_layer(config: &Value, layer: usize, [kv_heads, width]: [usize; 2]) -
     }
 }
 
+/// The values of a tensor as the converter leaves them.
+fn converted(file: &File, config: &Value, (name, shape): (&str, &[usize]), [num_heads, kv_heads]: [usize; 2]) -> Vec<f32> {
+    let values = drawn::drawn(name, shape.iter().product()).map(|u| drawn::text_value(name, shape, u));
+    let mut values: Vec<f32> = values.collect();
+    if name.contains("norm") && name.ends_with("weight") {
+        for value in &mut values {
+            *value += file.norm_offset;
+        }
+    }
+    for (part, heads) in [("q_proj.", num_heads), ("k_proj.", kv_heads)] {
+        if file.is_permuted && name.contains(part) {
+            values = permuted(&values, heads, shape.get(1).copied().unwrap_or(1));
+        }
+    }
+    if name.ends_with("A_log") {
+        for value in &mut values {
+            *value = -value.exp();
+        }
+    }
+    if file.architecture == "falcon-h1" {
+        let cols = shape[1..].iter().product::<usize>().max(1);
+        for (i, value) in values.iter_mut().enumerate() {
+            *value *= multiplier(config, name, i / cols);
+        }
+    }
+    if file.golden == "gpt_neox" && name.contains("query_key_value") {
+        values = apart(&values, num_heads);
+    }
+    values
+}
+
 fn write(file: &File, config: &Value, path: &Path) {
     let size = |key: &str| config[key].as_u64().map(|n| n as usize);
     let num_heads = size("num_attention_heads").unwrap();
@@ -526,28 +562,7 @@ fn write(file: &File, config: &Value, path: &Path) {
     // Experts lie one after the other in one tensor.
     let mut tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)> = BTreeMap::new();
     for (name, shape) in shapes.iter().filter(|(name, _)| !name.contains("act_fn")) {
-        let values = drawn::drawn(name, shape.iter().product()).map(|u| drawn::text_value(name, shape, u));
-        let mut values: Vec<f32> = values.collect();
-        if name.contains("norm") && name.ends_with("weight") {
-            for value in &mut values {
-                *value += file.norm_offset;
-            }
-        }
-        for (part, heads) in [("q_proj.", num_heads), ("k_proj.", kv_heads)] {
-            if file.is_permuted && name.contains(part) {
-                values = permuted(&values, heads, shape.get(1).copied().unwrap_or(1));
-            }
-        }
-        if name.ends_with("A_log") {
-            values.iter_mut().for_each(|value| *value = -value.exp());
-        }
-        if file.architecture == "falcon-h1" {
-            let cols = shape[1..].iter().product::<usize>().max(1);
-            values.iter_mut().enumerate().for_each(|(i, value)| *value *= multiplier(config, name, i / cols));
-        }
-        if file.golden == "gpt_neox" && name.contains("query_key_value") {
-            values = apart(&values, num_heads);
-        }
+        let values = converted(file, config, (name, shape), [num_heads, kv_heads]);
         let is_expert = name.contains(".experts.") && name.ends_with(".weight");
         let (whole, all) = tensors
             .entry(gguf_name(name, file.has_norms_after))

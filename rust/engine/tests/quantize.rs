@@ -254,7 +254,7 @@ fn metadata_and_names_are_those_of_llama_cpps_converter() {
             // there; others have the width of dense layers, of which they have none.
             let otherwise = ["phi3.rope.scaling.original_context_length", "granitehybrid.context_length"];
             let without_dense = ["llama4", "qwen3next", "qwen35moe"].map(|prefix| format!("{prefix}.feed_forward_length"));
-            if otherwise.contains(&&key[..]) || without_dense.iter().any(|known| known == key) {
+            if otherwise.contains(&key) || without_dense.iter().any(|known| known == key) {
                 continue;
             }
             let own = own.metadata().get(key).unwrap_or_else(|| panic!("{name}: no {key}"));
