@@ -98,6 +98,10 @@ impl Model {
         let unready = || StartError(format!("the model {:?} is not loaded", config.model_id));
         let engine = host.engine().ok_or_else(unready)?;
         let unmeasured = |error| StartError(format!("the metrics cannot be made: {error}"));
+        let metrics = ModelMetrics::new(metrics, &config.model_id, config.max_seqs).map_err(unmeasured)?;
+        // The question turns the engine once: those who follow the cache hear that it is empty before the first request.
+        let stats = engine.kv_cache_stats().map_err(|error| StartError(error.to_string()))?;
+        metrics.read(&engine, &stats);
         Ok(Self {
             is_default,
             host,
@@ -110,7 +114,7 @@ impl Model {
             },
             fingerprint: format!("mistral_paged-{}-{}", env!("CARGO_PKG_VERSION"), engine.architecture()),
             created: unix_seconds(),
-            metrics: ModelMetrics::new(metrics, &config.model_id, config.max_seqs).map_err(unmeasured)?,
+            metrics,
             in_flight: AtomicUsize::new(0),
             watch: Watch::default(),
             served: Served { since: Instant::now(), count: AtomicU64::new(0) },
