@@ -386,7 +386,7 @@ STREAM = File(
     "test_stream.py",
     (),
     elsewhere={
-        "test_stream_resume_and_stop_with_slashed_model_name": "a router that starts a process for each model, which this server is not",
+        "test_stream_resume_and_stop_with_slashed_model_name": "a router of processes, which this server is not",
         "test_stream_stop_during_model_load": "as above",
         "test_stream_resumes_after_reload_during_model_load": "as above",
     },
