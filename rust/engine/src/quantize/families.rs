@@ -22,8 +22,12 @@ pub(super) struct Family {
     pub otherwise: &'static [Role],
     /// Gate and up of feed-forward networks are one in folders, and two in files.
     pub cuts_ffn: bool,
+    /// So are queries, keys and values.
+    pub cuts_qkv: bool,
     /// Layers say how many key and value heads they have, the recurrent ones none.
     pub counts_heads: bool,
+    /// Layers say how wide their networks are, those without one 0.
+    pub counts_widths: bool,
     /// The epsilon has the key of the other kind of norm.
     pub calls_norm_rms: bool,
     /// Further metadata, without the prefix.
@@ -49,14 +53,16 @@ const fn family(name: &'static str) -> Family {
         windows: Windows::Implied,
         otherwise: &[],
         cuts_ffn: false,
+        cuts_qkv: false,
         counts_heads: false,
+        counts_widths: false,
         calls_norm_rms: false,
         own: |_| Vec::new(),
     }
 }
 
 /// All of them.
-pub(super) const FAMILIES: [Family; 60] = [
+pub(super) const FAMILIES: [Family; 71] = [
     family("llama"),
     family("mistral"),
     family("qwen2"),
@@ -67,7 +73,7 @@ pub(super) const FAMILIES: [Family; 60] = [
     Family { own: gemma2, ..family("gemma2") },
     family("starcoder2"),
     family("phi"),
-    Family { own: stablelm, ..family("stablelm") },
+    Family { own: parallel, ..family("stablelm") },
     family("olmo2"),
     Family { windows: Windows::Flags, ..family("olmo3") },
     family("smollm3"),
@@ -117,6 +123,17 @@ pub(super) const FAMILIES: [Family; 60] = [
     Family { otherwise: &[Role::FfnNorm], own: qwen3_next, ..family("qwen3_next") },
     Family { otherwise: &[Role::FfnNorm], own: qwen3_next, ..family("qwen3_5_text") },
     Family { otherwise: &[Role::FfnNorm], own: qwen3_next, ..family("qwen3_5_moe_text") },
+    family("afmoe"),
+    Family { own: |_| vec![("tensor_data_layout", Value::Text("jploski".into()))], ..family("falcon") },
+    Family { own: parallel, ..family("gpt_neox") },
+    Family { windows: Windows::Flags, cuts_ffn: true, own: granite_swa, ..family("granitemoe_swa") },
+    Family { cuts_qkv: true, ..family("internlm2") },
+    family("internlm3"),
+    Family { cuts_qkv: true, ..family("bailing_moe") },
+    family("bailing_moe_v2"),
+    family("sarvam_moe"),
+    Family { counts_heads: true, counts_widths: true, ..family("nemotron_h") },
+    Family { counts_heads: true, counts_widths: true, own: nemotron_h_moe, ..family("nemotron_h_moe") },
 ];
 
 /// The name of the family as which a model is written, which may be that of a plainer one.
@@ -125,6 +142,7 @@ pub(super) fn name(config: &DecoderConfig) -> &'static str {
     match config.architecture {
         "granitemoehybrid" if is_attentive && config.layers.iter().any(|layer| layer.ffn.num_experts() > 0) => "granitemoe",
         "granitemoehybrid" if is_attentive => "granite",
+        "nemotron_h" if config.layers.iter().any(|layer| layer.ffn.num_experts() > 0) => "nemotron_h_moe",
         name => name,
     }
 }
@@ -247,8 +265,17 @@ fn gemma2(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
     cap.map(|cap| ("attn_logit_softcapping", Value::F32(cap))).into_iter().collect()
 }
 
-fn stablelm(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+fn parallel(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
     vec![("use_parallel_residual", Value::Bool(first(config).is_some_and(|layer| layer.is_parallel)))]
+}
+
+/// Experts may compute in a space of their own.
+fn nemotron_h_moe(config: &DecoderConfig) -> Vec<(&'static str, Value)> {
+    let size = config.layers.iter().find_map(|layer| match layer.ffn {
+        FfnConfig::Experts(experts) => experts.latent_size,
+        FfnConfig::Dense(_) | FfnConfig::Nothing => None,
+    });
+    size.map(|size| ("moe_latent_size", Value::U32(size as u32))).into_iter().collect()
 }
 
 fn granite(config: &DecoderConfig) -> Vec<(&'static str, Value)> {

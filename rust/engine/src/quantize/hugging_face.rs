@@ -65,7 +65,7 @@ fn metadata(
         |n: usize| u32::try_from(n).map(Value::U32).map_err(|_| EngineError::Load(format!("a size of {n} in config.json")));
     let first = config.layers.first().ok_or_else(|| EngineError::Load("a model without layers".into()))?;
     let experts = config.layers.iter().enumerate().find_map(|(index, layer)| match &layer.ffn {
-        FfnConfig::Experts(experts) => Some((index, experts)),
+        FfnConfig::Experts(experts) => Some((if family.counts_widths { 0 } else { index }, experts)),
         FfnConfig::Dense(_) | FfnConfig::Nothing => None,
     });
     let dense = config.layers.iter().find(|layer| layer.ffn.num_experts() == 0).map(|layer| layer.ffn.intermediate_size());
@@ -75,7 +75,6 @@ fn metadata(
         ("block_count", config.layers.len()),
         ("context_length", config.max_position_embeddings),
         ("embedding_length", config.hidden_size),
-        ("feed_forward_length", width),
         ("attention.head_count", first.attention.num_heads),
         ("attention.key_length", first.attention.head_dim),
         ("attention.value_length", first.attention.latent.map_or(first.attention.head_dim, |latent| latent.kv_rank)),
@@ -91,6 +90,12 @@ fn metadata(
         size(first.attention.num_kv_heads)?
     };
     entries.push(key("attention.head_count_kv"), kv_heads);
+    let width = if family.counts_widths {
+        Value::I32s(config.layers.iter().map(|layer| layer.ffn.intermediate_size() as i32).collect())
+    } else {
+        size(width)?
+    };
+    entries.push(key("feed_forward_length"), width);
     if let Some(recurrent) = config.layers.iter().find_map(|layer| layer.recurrent) {
         for (name, n) in families::recurrent(&recurrent, config.hidden_size) {
             entries.push(key(name), size(n)?);

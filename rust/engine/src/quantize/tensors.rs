@@ -56,9 +56,11 @@ const MIXERS: [Role; 28] = [
 const DENSE: [Role; 4] = [Role::FfnGate, Role::FfnUp, Role::FfnGateUp, Role::FfnDown];
 
 /// A mixture of experts.
-const EXPERTS: [Role; 11] = [
+const EXPERTS: [Role; 13] = [
     Role::Router,
     Role::RouterCorrection,
+    Role::LatentDown,
+    Role::LatentUp,
     Role::ExpertGate,
     Role::ExpertUp,
     Role::ExpertGateUp,
@@ -70,9 +72,16 @@ const EXPERTS: [Role; 11] = [
     Role::SharedWeight,
 ];
 
-/// What a checkpoint keeps as one and a file apart: the tensors of the file, and the matrices that each has one after the other.
-const fn pieces(role: Role) -> &'static [(Role, &'static [Role])] {
+/// Queries, keys and values one after the other, whatever their order in the source.
+const QKV: Pieces = &[(Role::AttnQkv, &[Role::AttnQ, Role::AttnK, Role::AttnV])];
+
+/// The tensors of a file that are one in the source, or lie otherwise there, and the matrices that each has one after the other.
+type Pieces = &'static [(Role, &'static [Role])];
+
+/// What a checkpoint keeps as one and a file apart.
+const fn pieces(role: Role) -> Pieces {
     match role {
+        Role::AttnQkv => &[(Role::AttnQ, &[Role::AttnQ]), (Role::AttnK, &[Role::AttnK]), (Role::AttnV, &[Role::AttnV])],
         Role::AttnKvUp => &[(Role::AttnKeyUp, &[Role::AttnKeyUp]), (Role::AttnValueUp, &[Role::AttnValueUp])],
         Role::DeltaQkvz => &[(Role::DeltaQkv, &[Role::DeltaQ, Role::DeltaK, Role::DeltaV]), (Role::DeltaZ, &[Role::DeltaZ])],
         Role::FfnGateUp => &[(Role::FfnGate, &[Role::FfnGate]), (Role::FfnUp, &[Role::FfnUp])],
@@ -157,7 +166,8 @@ impl<'a> Tensors<'a> {
     /// Does nothing for a tensor that is not there.
     fn add(&mut self, id: WeightId) -> Result<(), EngineError> {
         if self.weights.contains(id) && self.is_in_pieces(id) {
-            return self.add_pieces(id);
+            let keeps_one = id.role == Role::AttnQkv && !self.family.cuts_qkv;
+            return self.add_pieces(id, if keeps_one { QKV } else { pieces(id.role) });
         }
         let mut names = self.weights.stored_names(id);
         names.retain(|name| !self.used.contains(name));
@@ -197,14 +207,17 @@ impl<'a> Tensors<'a> {
     fn is_in_pieces(&self, id: WeightId) -> bool {
         match id.role {
             Role::FfnGateUp => self.family.cuts_ffn,
+            Role::AttnQkv => {
+                self.family.cuts_qkv || id.layer.is_some_and(|layer| self.config.layers[layer].attention.qkv_groups > 1)
+            }
             Role::ExpertGate | Role::ExpertUp | Role::ExpertDown => self.weights.is_stacked_otherwise(id),
             role => !pieces(role).is_empty(),
         }
     }
 
-    fn add_pieces(&mut self, id: WeightId) -> Result<(), EngineError> {
+    fn add_pieces(&mut self, id: WeightId, pieces: Pieces) -> Result<(), EngineError> {
         self.used.extend(self.weights.names_of_parts(id));
-        for (role, parts) in pieces(id.role) {
+        for (role, parts) in pieces {
             let matrices = parts.iter().filter_map(|part| self.matrices.get(&(id.layer, *part))).flatten();
             let matrices: Vec<_> = matrices.copied().collect();
             let Some(first) = matrices.first() else { continue };
@@ -219,13 +232,17 @@ impl<'a> Tensors<'a> {
                 for matrix in &matrices {
                     values.extend(self.weights.bias(matrix)?.unwrap_or_default());
                 }
+                if let Some(rows) = self.rows(piece, values.len())? {
+                    values = rows.iter().map(|row| values[*row]).collect();
+                }
                 let name = self.name(piece);
                 self.list.push(PlannedTensor { name, dims, dtype: DType::F32, values: Values::Given(values) });
                 continue;
             }
             let dtype = dtype(self.isq, self.weights.dtype(first)?, &dims, Some(false));
+            let places = Places { rows: self.rows(piece, dims[1])?, cols: None };
             let parts = matrices.into_iter().map(Part::Matrix).collect();
-            let values = Values::Stored { parts, places: Places::default() };
+            let values = Values::Stored { parts, places };
             self.list.push(PlannedTensor { name: self.name(piece), dims, dtype, values });
         }
         Ok(())
