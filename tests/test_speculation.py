@@ -18,8 +18,8 @@ REPEATING = [list(range(40 + start, 60 + start)) * 3 for start in range(4)]
 """Prompts that say everything three times, which these random models go on with now and then."""
 
 
-def load(**options: Any) -> Runner:
-    return Runner(which=text_model("llama"), pa_gpu_mem=16, num_threads=1, **options)
+def load(model: str = "llama", **options: Any) -> Runner:
+    return Runner(which=text_model(model), pa_gpu_mem=16, num_threads=1, **options)
 
 
 def answers(runner: Runner) -> tuple[list[list[tuple[int, float | None]]], int, int]:
@@ -106,8 +106,23 @@ def test_what_cannot_be_honoured_is_refused() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             load(**options)
-    with pytest.raises(NotImplementedError, match=r"lfm2.*states cannot go back"):
-        Runner(which=text_model("lfm2"), pa_gpu_mem=16, speculative="auto")
+
+
+@pytest.mark.parametrize("model", ["lfm2", "qwen3-next"])
+def test_a_model_with_states_says_the_same_with_guesses(model: str) -> None:
+    with load(model) as runner:
+        expected, guessed, _ = answers(runner)
+        assert guessed == 0
+        steps, without = runner.kv_cache_stats()["steps"], runner.memory_ledger()
+    with load(model, speculative="prompt_lookup") as runner:
+        said, guessed, right = answers(runner)
+        stats, ledger = runner.kv_cache_stats(), runner.memory_ledger()
+    assert said == expected
+    assert guessed > right
+    # Going back behind a wrong guess takes rows, and no step.
+    assert stats["steps"] == steps - right
+    assert ledger.states_bytes > without.states_bytes
+    assert Runner.memory_plan(text_model(model), pa_gpu_mem=16, speculative="prompt_lookup").states_bytes == ledger.states_bytes
 
 
 def test_a_head_of_the_model_changes_no_token(tmp_path: Path) -> None:
@@ -148,7 +163,7 @@ def test_what_does_not_go_with_a_head_is_named(tmp_path: Path) -> None:
         (own, {"mtp_model": LLAMA}, NotImplementedError, "this llama has no heads"),
         (own, {"mtp_model": 3}, TypeError, "mtp_model"),
         (text_model("llama"), {"mtp_n_predict": 2}, NotImplementedError, "this llama has no heads.*which_draft"),
-        (text_model("qwen3-next"), {"mtp_n_predict": 2}, NotImplementedError, "qwen3_next, whose states cannot go back"),
+        (text_model("qwen3-next"), {"mtp_n_predict": 2}, NotImplementedError, "qwen3_next.*the head.*was left out.*which_draft"),
     ):
         with pytest.raises(error, match=words):
             Runner(which=which, pa_gpu_mem=16, **options)

@@ -1660,6 +1660,7 @@ class Runner:
         num_threads: int | None = None,
         in_situ_quant: str | None = None,
         which_draft: Which | None = None,
+        speculative: str | None = None,
         mtp_model: str | None = None,
         mtp_n_predict: int | None = None,
         state_snapshot_mb: int | None = None,

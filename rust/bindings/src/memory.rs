@@ -258,7 +258,7 @@ impl Runner {
         which, max_seqs=32, token_source="cache", pa_gpu_mem=None, pa_gpu_mem_usage=None, pa_ctxt_len=None, pa_blk_size=None,
         pa_cache_type=None, no_paged_attn=false, memory_goal=None, max_num_batched_tokens=None, device="auto", *,
         deterministic=false, guaranteed=false, devices=None, cpu_tier=None, num_threads=None, in_situ_quant=None, which_draft=None,
-        mtp_model=None, mtp_n_predict=None, state_snapshot_mb=None, prefix_cache_n=16
+        speculative=None, mtp_model=None, mtp_n_predict=None, state_snapshot_mb=None, prefix_cache_n=16
     ))]
     #[allow(clippy::too_many_arguments, reason = "those of the constructor")]
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -283,6 +283,7 @@ impl Runner {
         num_threads: Option<Integer>,
         #[pyo3(from_py_with = text::in_situ_quant)] in_situ_quant: Option<&str>,
         which_draft: Option<Bound<'_, PyAny>>,
+        speculative: Option<&Bound<'_, PyString>>,
         mtp_model: Option<&Bound<'_, PyString>>,
         mtp_n_predict: Option<Integer>,
         state_snapshot_mb: Option<Integer>,
@@ -291,8 +292,7 @@ impl Runner {
         let selection = Selection::of(which)?;
         let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
         let mtp = options::mtp(py, mtp_model, mtp_n_predict.as_ref(), token_source)?;
-        let speculation =
-            mtp.as_ref().map(|(_, num_drafts)| options::speculation_by_head(None, None, *num_drafts)).transpose()?;
+        let speculation = options::speculation(speculative, None, mtp.as_ref(), which_draft.is_some())?;
         let config = EngineConfig {
             max_num_seqs: max_seqs,
             max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), None)?,
@@ -309,7 +309,7 @@ impl Runner {
             calibration_file: options::calibration_file(py, &selection)?,
             adapters: options::resolve_adapters(py, &selection, token_source)?,
             draft: options::draft(py, which_draft.as_ref(), selection.dtype, token_source)?,
-            speculation: speculation.flatten(),
+            speculation,
             mtp: mtp.map(|(head, _)| head),
             embedding: selection.embedding,
             media: options::media(py, &selection, token_source)?,

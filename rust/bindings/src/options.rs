@@ -248,12 +248,16 @@ pub fn policies(
     })
 }
 
-/// How drafts are made and chosen; `has_model`: there is a draft model.
+/// How drafts are made and chosen, by a head if there is one; `has_model`: there is a draft model.
 pub fn speculation(
     name: Option<&Bound<'_, PyString>>,
     gamma: Option<&Integer>,
+    head: Option<&(MtpHead, usize)>,
     has_model: bool,
 ) -> PyResult<Option<Speculation>> {
+    if let Some((_, num_drafts)) = head {
+        return speculation_by_head(name, gamma, *num_drafts);
+    }
     let max_drafts = at_least_if_given("speculative_gamma", gamma, 1)?;
     let name = name.map(|name| named_text("speculative", name)).transpose()?;
     let speculation = match name.as_deref() {
@@ -306,7 +310,7 @@ pub fn mtp(
 }
 
 /// How the drafts of a head are chosen, of so many at most.
-pub fn speculation_by_head(
+fn speculation_by_head(
     name: Option<&Bound<'_, PyString>>,
     gamma: Option<&Integer>,
     num_drafts: usize,

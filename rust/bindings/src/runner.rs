@@ -91,7 +91,7 @@ use crate::{
 /// - `mtp_n_predict`, 1 or more: a head of the model itself, which predicts further tokens (multi-token prediction, MTP), guesses
 ///   so many at most. `mtp_model` is the folder, GGUF file or hub id that has the head, unless that is the model; it guesses 2
 ///   unless `mtp_n_predict` is given. `speculative` is then "auto", where that pays, unless given, or "mtp", always. Of
-///   deepseek_v3, glm4_moe and glm4_moe_lite, on a CPU. See docs/speculation.md.
+///   deepseek_v3, glm4_moe, glm4_moe_lite, qwen3_next and qwen3_5, on a CPU. See docs/speculation.md.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 ///
 /// `with Runner(...) as runner:` gives its memory back at the end, as `close()` does.
@@ -201,11 +201,7 @@ impl Runner {
         }
         let memory = MemoryArguments { pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal: memory_goal.as_ref() };
         let mtp = options::mtp(py, mtp_model, mtp_n_predict.as_ref(), token_source)?;
-        let gamma = speculative_gamma.as_ref();
-        let speculation = match &mtp {
-            Some((_, num_drafts)) => options::speculation_by_head(speculative, gamma, *num_drafts)?,
-            None => options::speculation(speculative, gamma, which_draft.is_some())?,
-        };
+        let speculation = options::speculation(speculative, speculative_gamma.as_ref(), mtp.as_ref(), which_draft.is_some())?;
         let config = EngineConfig {
             max_num_seqs: max_seqs,
             max_num_batched_tokens: batched_tokens(max_num_batched_tokens.as_ref(), prompt_batchsize.as_ref())?,

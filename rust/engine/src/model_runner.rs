@@ -83,8 +83,8 @@ pub struct ModelRunner {
     first_layer: usize,
     /// Of models with recurrent layers.
     states: Option<StateCache>,
-    /// Slots of the states for snapshots, behind those of requests.
-    num_snapshots: usize,
+    /// Slots of states that are kept beside those of requests, behind them.
+    num_kept_states: usize,
 }
 
 impl ModelRunner {
@@ -134,7 +134,7 @@ impl ModelRunner {
             cache: None,
             first_layer: 0,
             states: None,
-            num_snapshots: 0,
+            num_kept_states: 0,
         })
     }
 
@@ -196,9 +196,9 @@ impl ModelRunner {
         max_logit_rows(self.options.max_num_seqs)
     }
 
-    /// How many snapshots of recurrent layers' states [`Self::allocate_kv`] makes room for.
-    pub(crate) fn keep_snapshots(&mut self, num_snapshots: usize) {
-        self.num_snapshots = num_snapshots;
+    /// How many states of recurrent layers [`Self::allocate_kv`] makes room for beside one for each request.
+    pub(crate) fn keep_states_beside(&mut self, num_kept_states: usize) {
+        self.num_kept_states = num_kept_states;
     }
 
     /// Reserves the KV storage: a number of blocks and the tokens of each, which the layers share in these groups; block 0 is the
@@ -226,7 +226,7 @@ impl ModelRunner {
         self.graphs = StepGraphs::new(self.options.max_num_batched_tokens);
         self.cache = Some(cache);
         if self.config.is_recurrent() {
-            let num_slots = self.options.max_num_seqs + self.num_snapshots;
+            let num_slots = self.options.max_num_seqs + self.num_kept_states;
             self.states = Some(self.backend.alloc_states(num_slots, &self.config.state_lens())?);
         }
         Ok(())

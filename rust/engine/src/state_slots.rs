@@ -12,11 +12,13 @@ pub struct StateSlots {
     held: FxHashMap<RequestId, (u32, usize)>,
     /// The tokens that the snapshot in each of the slots behind is behind; 0 where there is none.
     kept: Vec<usize>,
+    /// Of each request with drafts in a step, where its states from before it are, and the tokens that they are behind.
+    spare: FxHashMap<RequestId, (u32, usize)>,
 }
 
 impl StateSlots {
     /// Replaces `slots` by those of a step's requests; a request that runs no more gives its own to one that begins. Returns what
-    /// is to be copied first for those that begin with a snapshot, from one slot to another.
+    /// is to be copied first, from one slot to another: for those that begin with a snapshot, and to go back behind wrong drafts.
     ///
     /// Errors: [`EngineError::Internal`] for a request that goes on where its states are not.
     pub fn assign(
@@ -28,15 +30,17 @@ impl StateSlots {
     ) -> Result<Vec<(u32, u32)>, EngineError> {
         let mut copies = Vec::new();
         let num_new = output.rows.iter().filter(|row| !self.held.contains_key(&row.request_id)).count();
-        let mut free = self.free(scheduler, num_slots, num_new);
+        let num_drafting = output.rows.iter().filter(|row| row.num_drafts > 0).count();
+        let mut free = self.free(scheduler, num_slots, num_new + num_drafting);
+        let mut next_free =
+            || free.next().ok_or_else(|| EngineError::Internal("no slot is left for the states of a request".into()));
         slots.clear();
+        self.spare.clear();
         for row in &output.rows {
             let start = row.num_computed_tokens;
             let (slot, behind) = match self.held.get(&row.request_id) {
                 Some(held) => *held,
-                None => {
-                    (free.next().ok_or_else(|| EngineError::Internal("no slot is left for the states of a request".into()))?, 0)
-                }
+                None => (next_free()?, 0),
             };
             let behind = match row.snapshot {
                 Some(SnapshotSlot(kept)) => {
@@ -51,6 +55,11 @@ impl StateSlots {
             }
             self.held.insert(row.request_id, (slot, start));
             slots.push(slot);
+            if row.num_drafts > 0 {
+                let spare = next_free()?;
+                copies.push((slot, spare));
+                self.spare.insert(row.request_id, (spare, start));
+            }
         }
         Ok(copies)
     }
@@ -94,6 +103,15 @@ impl StateSlots {
         }
         let taken: FxHashSet<_> = self.held.values().map(|(slot, _)| *slot).collect();
         (0..num_slots as u32).filter(move |slot| !taken.contains(slot))
+    }
+
+    /// The step is committed: requests whose drafts were wrong are where they were before it.
+    pub fn go_back(&mut self, scheduler: &Scheduler) {
+        for (id, (slot, start)) in self.spare.drain() {
+            if scheduler.num_computed_tokens(id).is_some_and(|(computed, _)| computed == start) {
+                self.held.insert(id, (slot, start));
+            }
+        }
     }
 
     /// The step has run: its requests' states are behind their last rows.

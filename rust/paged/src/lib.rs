@@ -55,7 +55,9 @@ pub use output::{
 };
 pub use pacer::StepPacer;
 pub use request::{FinishReason, ForkRequest, NewRequest, PreemptionCost, RequestStatus, Tenant};
-pub use scheduler::{AdmissionPolicy, FairnessPolicy, Policies, Policy, PromptLimits, Scheduler, SchedulerConfig, VictimPolicy};
+pub use scheduler::{
+    AdmissionPolicy, FairnessPolicy, MOST_KNOWN, Policies, Policy, PromptLimits, Scheduler, SchedulerConfig, VictimPolicy,
+};
 pub use sizing::{
     CacheConfig, CacheLedger, DEFAULT_UTILIZATION, DeviceLedger, DeviceMemory, PoolLimits, UNIFIED_FREE_MEMORY_DIVISOR,
     calculate_cache_config,

@@ -63,6 +63,7 @@ mod watchdog;
 
 pub use budget::PromptLimits;
 pub use config::SchedulerConfig;
+pub use drafts::MOST_KNOWN;
 pub use policy::{AdmissionPolicy, FairnessPolicy, Policies, Policy, VictimPolicy};
 
 use admission::{Blocked, MAX_CANDIDATES};
@@ -371,12 +372,17 @@ impl Scheduler {
 
     fn commit_row(&mut self, index: RequestIndex, row: &ScheduledRequest, tokens: Option<&[u32]>) {
         let num_accepted = tokens.map_or(0, |tokens| tokens.len().saturating_sub(1));
-        let computed = row.num_computed_tokens + row.num_known_tokens() + num_accepted;
+        let is_wrong = num_accepted < row.num_drafts;
+        let computed = if is_wrong && self.config.has_states {
+            row.num_computed_tokens
+        } else {
+            row.num_computed_tokens + row.num_known_tokens() + num_accepted
+        };
         self.count_recomputed(index, row.num_computed_tokens, computed);
         self.totals.drafts.count(row.num_drafts, num_accepted);
         let Some(request) = self.requests[index].as_mut() else { return };
         request.num_computed_tokens = computed;
-        if num_accepted < row.num_drafts {
+        if is_wrong {
             self.manager.truncate(&mut request.blocks, computed);
         }
         // The accepted drafts are known before their blocks are published; the token behind them has no KV yet.

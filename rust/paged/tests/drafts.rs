@@ -124,6 +124,54 @@ fn blocks_of_wrong_drafts_are_free_and_hold_nothing_that_is_found() {
     }
 }
 
+/// Of a model with states, and places for so many of them.
+fn with_states(num_spare_states: usize) -> SchedulerConfig {
+    SchedulerConfig { has_states: true, num_spare_states, ..scheduler_config(4, 64, 64) }
+}
+
+#[test]
+fn a_request_with_states_goes_back_behind_a_wrong_draft() {
+    let mut scheduler = answered(with_states(1), 16, 5, 40);
+    let step = |scheduler: &mut Scheduler, drafts: &[u32], tokens: &[u32]| {
+        scheduler.set_drafts(ID, drafts);
+        let output = scheduler.schedule();
+        scheduler.update(&output, &[(ID, tokens)]).unwrap();
+        (rows(&output)[0], scheduler.num_computed_tokens(ID).unwrap().0)
+    };
+    // Right drafts count as ever; behind a wrong one all tokens of the step are computed again, with drafts behind them.
+    assert_eq!(step(&mut scheduler, &[3, 4], &[3, 4, 5]), ((1, 3, 2, 3), 8));
+    assert_eq!(step(&mut scheduler, &[6, 7], &[6, 9]), ((1, 3, 2, 3), 8));
+    assert_eq!(scheduler.token_ids(ID), [1, 1, 1, 1, 1, 2, 3, 4, 5, 6, 9]);
+    assert_eq!(step(&mut scheduler, &[7], &[8]), ((1, 4, 1, 2), 8));
+    assert_eq!(step(&mut scheduler, &[7], &[7, 7]), ((1, 5, 1, 2), 13));
+    // Not too many of them.
+    let known = MOST_KNOWN as u32;
+    let drafts: Vec<_> = (20..=20 + known).collect();
+    let right = [&drafts[..known as usize], &[99]].concat();
+    assert_eq!(step(&mut scheduler, &drafts, &right).1, 13);
+    assert_eq!(step(&mut scheduler, &drafts, &[5]), ((1, MOST_KNOWN + 2, 0, 1), 15 + MOST_KNOWN));
+}
+
+#[test]
+fn no_more_requests_with_states_have_drafts_than_can_go_back() {
+    for (num_spare_states, expected) in [(0, [0, 0]), (1, [2, 0]), (2, [2, 2])] {
+        let mut scheduler = answered(with_states(num_spare_states), 16, 5, 40);
+        scheduler.add_request(NewRequest::new(RequestId(2), vec![7; 5], 20)).unwrap();
+        let output = scheduler.schedule();
+        scheduler.update(&output, &[(ID, &[3]), (RequestId(2), &[3])]).unwrap();
+        for id in [ID, RequestId(2)] {
+            scheduler.set_drafts(id, &[4, 5]);
+        }
+        let output = scheduler.schedule();
+        assert_eq!(output.rows.iter().map(|row| row.num_drafts).collect::<Vec<_>>(), expected);
+    }
+    // Nor has one that has not begun: there is nothing to go back to.
+    let mut scheduler = new_scheduler(with_states(2), 16, 4);
+    scheduler.add_request(NewRequest::new(ID, vec![1; 5], 20)).unwrap();
+    scheduler.set_drafts(ID, &[3]);
+    assert_eq!(rows(&scheduler.schedule()), [(1, 5, 0, 1)]);
+}
+
 #[test]
 fn a_fork_behind_wrong_drafts_copies_what_it_shares() {
     let mut sim = Sim::new(scheduler_config(4, 64, 64), kv_config(32, 4, &[None]));

@@ -328,7 +328,7 @@ pub fn load_with_backend(
     let cache = &plan.cache;
     // One block more than is promised: the null block.
     let mut drafting = load_draft(draft.as_ref(), &runner, config, &plan)?;
-    runner.keep_snapshots(plan.num_state_snapshots);
+    runner.keep_states_beside(snapshots::num_spare(config, files.config()) + plan.num_state_snapshots);
     runner.allocate_kv_with(drafting.as_mut(), (cache.num_gpu_blocks + 1, cache.block_size), &cache.groups)?;
     let (scheduler, kv, limits) = new_scheduler(&files, config, &plan)?;
     let longest_span = scheduler.config().longest_span;
@@ -400,12 +400,9 @@ fn new_scheduler(
 ) -> Result<(Scheduler, KvCacheConfig, RequestLimits), EngineError> {
     let architecture = files.config().architecture;
     let has_states = files.config().is_recurrent();
-    if has_states && config.speculation.is_some() {
-        let text = format!("drafts with {architecture}, whose states cannot go back, are not supported");
-        return Err(EngineError::NotSupported(text));
-    }
     // A block of keys and values is of no use without the states behind it.
     let num_state_snapshots = plan.num_state_snapshots;
+    let num_spare_states = snapshots::num_spare(config, files.config());
     let whole_prompts = needs_whole_prompts(files.config(), files.embedding());
     let has_prefixes = config.prefix_caching && (!has_states || num_state_snapshots > 0) && !whole_prompts;
     events::check_cached(config, has_prefixes, architecture)?;
@@ -413,7 +410,8 @@ fn new_scheduler(
     let limits = request_limits(files, config, plan, whole_prompts);
     let longest_span = longest_span(files, config);
     let of_engine = scheduler_config(config, &limits);
-    let of_model = SchedulerConfig { whole_prompts, longest_span, has_states, num_state_snapshots, ..of_engine };
+    let of_model =
+        SchedulerConfig { whole_prompts, longest_span, has_states, num_state_snapshots, num_spare_states, ..of_engine };
     let scheduler = Scheduler::new(of_model, kv.clone()).map_err(|e| EngineError::InvalidArgument(e.to_string()))?;
     Ok((scheduler, kv, limits))
 }
@@ -465,7 +463,9 @@ fn scheduler_config(config: &EngineConfig, limits: &RequestLimits) -> SchedulerC
 fn prepare_thread(thread: &mut EngineThread, files: &ModelFiles, config: &EngineConfig, swapper: Option<Swapper>) {
     // Nobody is being answered while prompts are computed: what makes embeddings has nothing else to do.
     thread.pace(config.max_step_latency.filter(|_| files.embedding().is_none()));
-    thread.speculate(config.speculation.as_ref(), config.forced_drafts && !files.config().is_recurrent());
+    // Without drafts of other kinds nothing is kept that wrong ones go back to.
+    let may_force = !files.config().is_recurrent() || config.speculation.is_some();
+    thread.speculate(config.speculation.as_ref(), config.forced_drafts && may_force);
     if let Some(swapper) = swapper {
         thread.attach(swapper);
     }

@@ -406,8 +406,9 @@ fn beside_kv(
         activations += embedding::buffer_bytes(embedding, max_logit_rows(config.max_num_seqs));
     }
     let num_snapshots = snapshots::count(config, model.config, model.embedding, num_blocks);
+    let num_states = config.max_num_seqs + snapshots::num_spare(config, model.config);
     let [states, state_snapshots] =
-        [config.max_num_seqs, num_snapshots].map(|slots| model.config.state_bytes().saturating_mul(slots as u64));
+        [num_states, num_snapshots].map(|slots| model.config.state_bytes().saturating_mul(slots as u64));
     let mut bytes = vec![DeviceBytes { states, state_snapshots, activations, ..DeviceBytes::default() }; devices.len()];
     bytes[0].encoder_cache = model.encoder_cache_bytes;
     if config.adapters.is_some() || model.adapter_bytes > 0 {
@@ -539,8 +540,9 @@ fn workspace_shape(
 /// What is kept of each request for a head to go on from: a hidden state of its last token, and of each draft.
 fn hidden_states_bytes(head: &DecoderConfig, config: &EngineConfig) -> u64 {
     let drafts = config.speculation.as_ref().and_then(|speculation| speculation.max_drafts).unwrap_or(DEFAULT_MTP_DRAFTS);
-    // A request has no more outputs in a step.
-    let states = config.max_num_seqs.saturating_mul(drafts.saturating_add(1).min(max_logit_rows(config.max_num_seqs)));
+    // A request has no more outputs in a step; the state before its first row is kept as well.
+    let of_request = drafts.saturating_add(1).min(max_logit_rows(config.max_num_seqs)) + 1;
+    let states = config.max_num_seqs.saturating_mul(of_request);
     (states.saturating_mul(head.hidden_size) as u64).saturating_mul(size_of::<f32>() as u64)
 }
 

@@ -1,4 +1,4 @@
-//! How many snapshots of recurrent layers' states are kept.
+//! How many snapshots of recurrent layers' states are kept, and how many requests may go back to theirs.
 
 use super::EngineConfig;
 use crate::{EmbeddingConfig, EngineError, model::DecoderConfig};
@@ -26,6 +26,14 @@ pub fn count(config: &EngineConfig, decoder: &DecoderConfig, embedding: Option<&
         None => (DEFAULT_BYTES / state_bytes).max(MIN_SNAPSHOTS),
     };
     usize::try_from(num).unwrap_or(usize::MAX).min(num_blocks)
+}
+
+/// Requests whose drafts a step verifies at most: more at once gain little, and each keeps its states from before the step.
+const MOST_DRAFTING: usize = 8;
+
+/// Places for states from before a step, which wrong drafts go back to.
+pub fn num_spare(config: &EngineConfig, decoder: &DecoderConfig) -> usize {
+    if config.speculation.is_some() && decoder.is_recurrent() { config.max_num_seqs.min(MOST_DRAFTING) } else { 0 }
 }
 
 /// Whether what is asked of snapshots can be had.

@@ -69,6 +69,7 @@ impl ModelFiles {
             files = files.renamed(weights::phi4::common_name)?;
         }
         let place = ModelPlace::find(names, |name| files.contains(name));
+        let place = place.with_head(config.layers.len(), |name| files.contains(name));
         let weights = WeightSource::Safetensors { files, names, place };
         // Of a language model within a larger one, its own part of the file need not say so.
         config.tie_word_embeddings |= !place.is_alone() && !weights.contains(WeightId::global(Role::Output));

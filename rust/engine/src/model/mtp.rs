@@ -55,7 +55,7 @@ impl Fusion {
     }
 }
 
-/// The configuration of the first head behind a model's layers: one more layer like the last.
+/// The configuration of the first head behind a model's layers: one more layer like the last that has attention.
 ///
 /// # Errors
 /// [`EngineError::NotSupported`] for a model without heads, one whose files leave them out, or one of whose heads nothing is
@@ -66,12 +66,9 @@ pub(crate) fn head_config(model: &DecoderConfig, weights: Option<&WeightSource>)
         Err(EngineError::NotSupported(format!("{why}: leave mtp_model and mtp_n_predict (--mtp) out; {others}")))
     };
     let name = model.architecture;
-    if model.is_recurrent() {
-        let why = format!("heads that predict further tokens of {name}, whose states cannot go back, are not supported");
-        return Err(EngineError::NotSupported(format!("{why}: leave mtp_model and mtp_n_predict (--mtp) out")));
-    }
     let layer = model.layers.len();
-    let Some(last) = model.layers.last().copied().filter(|_| model.num_mtp_layers > 0) else {
+    let last = model.layers.iter().rfind(|layer| layer.has_attention && layer.recurrent.is_none());
+    let Some(last) = last.copied().filter(|_| model.num_mtp_layers > 0) else {
         return refused(format!("this {name} has no heads that predict further tokens (num_nextn_predict_layers)"));
     };
     if let Some(weights) = weights {

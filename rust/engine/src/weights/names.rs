@@ -345,6 +345,8 @@ pub struct ModelPlace {
     layers: &'static str,
     /// What stands before all other names.
     others: &'static str,
+    /// The layer that predicts further tokens, if it lies apart from the others.
+    head: Option<usize>,
 }
 
 impl Default for ModelPlace {
@@ -372,7 +374,12 @@ impl ModelPlace {
     ];
 
     const fn at(model: &'static str, others: &'static str) -> Self {
-        Self { model, layers: "layers.", others }
+        Self { model, layers: "layers.", others, head: None }
+    }
+
+    /// With a head that predicts further tokens as this layer, where it lies apart (Qwen3-Next).
+    pub fn with_head(self, layer: usize, contains: impl Fn(&str) -> bool) -> Self {
+        Self { head: contains("mtp.fc.weight").then_some(layer), ..self }
     }
 
     /// The one at which a checkpoint has a token embedding.
@@ -403,6 +410,9 @@ impl ModelPlace {
 
     /// The name there of what a decoder by itself calls so.
     pub fn name(self, name: String) -> String {
+        if let Some(name) = self.name_of_head(&name) {
+            return name;
+        }
         match name.strip_prefix("model.") {
             Some(rest) => match rest.strip_prefix("layers.") {
                 Some(rest) => format!("{}{}{rest}", self.model, self.layers),
@@ -411,6 +421,18 @@ impl ModelPlace {
             None if self.others.is_empty() => name,
             None => format!("{}{name}", self.others),
         }
+    }
+
+    /// That of a tensor of the head that lies apart.
+    fn name_of_head(self, name: &str) -> Option<String> {
+        let rest = name.strip_prefix("model.layers.")?.strip_prefix(&format!("{}.", self.head?))?;
+        Some(match rest.strip_suffix(".weight") {
+            Some("enorm") => "mtp.pre_fc_norm_embedding.weight".into(),
+            Some("hnorm") => "mtp.pre_fc_norm_hidden.weight".into(),
+            Some("eh_proj") => "mtp.fc.weight".into(),
+            Some("shared_head.norm") => "mtp.norm.weight".into(),
+            _ => format!("mtp.layers.0.{rest}"),
+        })
     }
 }
 

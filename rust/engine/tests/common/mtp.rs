@@ -13,13 +13,14 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 
 /// Families whose heads are computed, by their goldens.
-pub const FAMILIES: [&str; 3] = ["glm4-moe", "deepseek-v3", "glm4-moe-lite"];
+pub const FAMILIES: [&str; 4] = ["glm4-moe", "deepseek-v3", "glm4-moe-lite", "qwen3-next"];
 
 pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// A model whose layers add little to a token's embedding, so that a head guesses it right more often than not.
 pub struct Checkpoint {
     pub path: PathBuf,
+    /// By the names that most families have for them.
     pub tensors: Tensors,
     pub config: Value,
     _dir: tempfile::TempDir,
@@ -64,14 +65,17 @@ pub fn checkpoint_of(model: &str, has_weights: bool, of_states: f32) -> Checkpoi
         .map(|(name, view)| (name, (view.shape().to_vec(), floats(&view))))
         .collect();
     for (name, (_, values)) in &mut tensors {
-        if name.contains("o_proj") || name.contains("down_proj") {
+        if ["o_proj", "out_proj", "down_proj"].iter().any(|part| name.contains(part)) {
             for value in values.iter_mut() {
                 *value *= 0.02;
             }
         }
     }
     let mut config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
-    config["num_nextn_predict_layers"] = 1.into();
+    // Qwen3-Next has no key for it.
+    if model != "qwen3-next" {
+        config["num_nextn_predict_layers"] = 1.into();
+    }
     if has_weights {
         add_head(&mut tensors, &config, of_states);
     }
@@ -82,8 +86,22 @@ pub fn checkpoint_of(model: &str, has_weights: bool, of_states: f32) -> Checkpoi
         std::fs::copy(golden.join(file), path.join(file)).unwrap();
     }
     std::fs::write(path.join("config.json"), config.to_string()).unwrap();
-    save(&tensors, &path.join("model.safetensors"));
+    let stored = tensors.iter().map(|(name, tensor)| (stored_name(name, &config), tensor.clone())).collect();
+    save(&stored, &path.join("model.safetensors"));
     Checkpoint { path, tensors, config, _dir: dir }
+}
+
+/// What the family calls a tensor.
+fn stored_name(name: &str, config: &Value) -> String {
+    let head = format!("model.layers.{}.", config["num_hidden_layers"]);
+    match name.strip_prefix(&head).filter(|_| config["model_type"] == "qwen3_next") {
+        None => name.to_owned(),
+        Some("enorm.weight") => "mtp.pre_fc_norm_embedding.weight".to_owned(),
+        Some("hnorm.weight") => "mtp.pre_fc_norm_hidden.weight".to_owned(),
+        Some("eh_proj.weight") => "mtp.fc.weight".to_owned(),
+        Some("shared_head.norm.weight") => "mtp.norm.weight".to_owned(),
+        Some(rest) => format!("mtp.layers.0.{rest}"),
+    }
 }
 
 fn save(tensors: &Tensors, path: &Path) {
@@ -133,9 +151,20 @@ pub struct Oracle<'a> {
 /// What a position leaves behind: keys and values of each head.
 type Kept = Vec<(Vec<f64>, Vec<f64>)>;
 
-fn rms(x: &[f64], weight: &[f32], eps: f64) -> Vec<f64> {
+fn rms(x: &[f64], weight: &[f32], eps: f64, offset: f64) -> Vec<f64> {
     let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
-    x.iter().zip(weight).map(|(x, w)| x / (mean + eps).sqrt() * f64::from(*w)).collect()
+    x.iter().zip(weight).map(|(x, w)| x / (mean + eps).sqrt() * (offset + f64::from(*w))).collect()
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// Indices, the largest value first.
+fn by_value(values: &[f64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
+    order
 }
 
 fn silu(x: f64) -> f64 {
@@ -166,7 +195,13 @@ impl<'a> Oracle<'a> {
     }
 
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        rms(x, self.tensor(&format!("{name}.weight")), self.number("rms_norm_eps"))
+        let offset = if self.is_qwen() { 1.0 } else { 0.0 };
+        rms(x, self.tensor(&format!("{name}.weight")), self.number("rms_norm_eps"), offset)
+    }
+
+    /// Attention has gates, norms add 1, and experts are weighed by a softmax.
+    fn is_qwen(&self) -> bool {
+        self.config["model_type"] == "qwen3_next"
     }
 
     /// With its bias, where there is one.
@@ -189,23 +224,24 @@ impl<'a> Oracle<'a> {
         }
     }
 
-    /// Queries, and what the position leaves behind, of each head.
+    /// Queries, and what the position leaves behind, of each head. Behind each head's queries may be its gate.
     fn project(&self, x: &[f64], position: usize) -> (Vec<Vec<f64>>, Kept) {
         let heads = self.size("num_attention_heads");
         if self.config.get("kv_lora_rank").is_none() {
             let dim = self.size("head_dim");
             let rotary = (dim as f64 * self.number("partial_rotary_factor")) as usize;
-            let normed = |name: &str, norm: &str| {
+            let normed = |name: &str, norm: &str, with_gate: bool| {
                 let all = self.linear(name, x);
-                all.chunks_exact(dim)
-                    .map(|head| {
-                        let mut head = self.norm(norm, head);
+                all.chunks_exact(if with_gate { 2 * dim } else { dim })
+                    .map(|both| {
+                        let mut head = self.norm(norm, &both[..dim]);
                         self.rotate(&mut head, rotary, position, false);
-                        head
+                        [&head, &both[dim..]].concat()
                     })
                     .collect::<Vec<_>>()
             };
-            let (q, k) = (normed("self_attn.q_proj", "self_attn.q_norm"), normed("self_attn.k_proj", "self_attn.k_norm"));
+            let q = normed("self_attn.q_proj", "self_attn.q_norm", self.is_qwen());
+            let k = normed("self_attn.k_proj", "self_attn.k_norm", false);
             let v = self.linear("self_attn.v_proj", x);
             let of = |head: usize| head * k.len() / heads;
             let kept = (0..heads).map(|head| (k[of(head)].clone(), v[of(head) * dim..][..dim].to_vec())).collect();
@@ -213,7 +249,7 @@ impl<'a> Oracle<'a> {
         }
         let [rank, nope, rope, v_dim] =
             ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"].map(|k| self.size(k));
-        let latent = |name: &str, x: &[f64]| rms(x, self.tensor(&format!("{name}.weight")), 1e-6);
+        let latent = |name: &str, x: &[f64]| rms(x, self.tensor(&format!("{name}.weight")), 1e-6, 0.0);
         let q = self.linear("self_attn.q_b_proj", &latent("self_attn.q_a_layernorm", &self.linear("self_attn.q_a_proj", x)));
         let mut q: Vec<Vec<f64>> = q.chunks_exact(nope + rope).map(<[f64]>::to_vec).collect();
         for head in &mut q {
@@ -228,12 +264,14 @@ impl<'a> Oracle<'a> {
 
     fn attend(&self, q: &[Vec<f64>], kept: &[Kept]) -> Vec<f64> {
         let mut out = Vec::new();
-        for (head, q) in q.iter().enumerate() {
+        for (head, both) in q.iter().enumerate() {
+            let (q, gate) = both.split_at(kept[0][head].0.len());
             let score = |kept: &Kept| q.iter().zip(&kept[head].0).map(|(q, k)| q * k).sum::<f64>() / (q.len() as f64).sqrt();
             let weights: Vec<f64> = kept.iter().map(|kept| score(kept).exp()).collect();
             let sum: f64 = weights.iter().sum();
             for i in 0..kept[0][head].1.len() {
-                out.push(kept.iter().zip(&weights).map(|(kept, weight)| kept[head].1[i] * weight / sum).sum());
+                let mixed: f64 = kept.iter().zip(&weights).map(|(kept, weight)| kept[head].1[i] * weight / sum).sum();
+                out.push(gate.get(i).map_or(mixed, |gate| mixed * sigmoid(*gate)));
             }
         }
         self.linear("self_attn.o_proj", &out)
@@ -246,15 +284,16 @@ impl<'a> Oracle<'a> {
     }
 
     fn experts(&self, x: &[f64]) -> Vec<f64> {
-        let scores: Vec<f64> = self.linear("mlp.gate", x).iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect();
+        if self.is_qwen() {
+            let scores: Vec<f64> = self.linear("mlp.gate", x).iter().map(|x| x.exp()).collect();
+            let shared = sigmoid(self.linear("mlp.shared_expert_gate", x)[0]);
+            let out = self.gated("mlp.shared_expert", x).iter().map(|value| value * shared).collect();
+            return self.add_experts(out, x, &scores, &by_value(&scores)[..self.size("num_experts_per_tok")], 1.0);
+        }
+        let scores: Vec<f64> = self.linear("mlp.gate", x).iter().map(|x| sigmoid(*x)).collect();
         let correction = self.tensor("mlp.gate.e_score_correction_bias");
         let corrected: Vec<f64> = scores.iter().zip(correction).map(|(score, c)| score + f64::from(*c)).collect();
         let (num_groups, per_group) = (self.size("n_group"), scores.len() / self.size("n_group"));
-        let by_value = |values: &[f64]| {
-            let mut order: Vec<usize> = (0..values.len()).collect();
-            order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
-            order
-        };
         let two_best = |group: usize| {
             let values = &corrected[group * per_group..][..per_group];
             by_value(values).iter().take(2).map(|i| values[*i]).sum::<f64>()
@@ -263,10 +302,14 @@ impl<'a> Oracle<'a> {
         let is_open = |expert: usize| groups[..self.size("topk_group")].contains(&(expert / per_group));
         let open: Vec<f64> = corrected.iter().enumerate().map(|(i, c)| if is_open(i) { *c } else { f64::MIN }).collect();
         let chosen = &by_value(&open)[..self.size("num_experts_per_tok")];
+        self.add_experts(self.gated("mlp.shared_experts", x), x, &scores, chosen, self.number("routed_scaling_factor"))
+    }
+
+    /// Adds what these experts make of x, weighed by their part of the scores.
+    fn add_experts(&self, mut out: Vec<f64>, x: &[f64], scores: &[f64], chosen: &[usize], scale: f64) -> Vec<f64> {
         let sum: f64 = chosen.iter().map(|i| scores[*i]).sum();
-        let mut out = self.gated("mlp.shared_experts", x);
         for expert in chosen {
-            let weight = scores[*expert] / sum * self.number("routed_scaling_factor");
+            let weight = scores[*expert] / sum * scale;
             let own = self.gated(&format!("mlp.experts.{expert}"), x);
             out.iter_mut().zip(own).for_each(|(out, own)| *out += own * weight);
         }

@@ -30,6 +30,9 @@ pub struct SchedulerConfig {
     pub has_states: bool,
     /// Of those, snapshots that are kept for prefix hits, which end at one; without any there is no prefix cache.
     pub num_state_snapshots: usize,
+    /// Of those, rows of a step that may have drafts: each needs a place for its states as they were before the step. A wrong
+    /// draft takes the request back there, and the next step computes what is known by then again.
+    pub num_spare_states: usize,
     /// Tokens that a snapshot must save whoever begins with it, where it takes a step of its own to make.
     pub min_snapshot_tokens: usize,
     /// Gives each request the blocks of `max_model_len` tokens when it is admitted, and keeps them: the baseline
@@ -69,6 +72,7 @@ impl SchedulerConfig {
             retain_kv: true,
             has_states: false,
             num_state_snapshots: 0,
+            num_spare_states: 0,
             min_snapshot_tokens: DEFAULT_MIN_SNAPSHOT_TOKENS,
             reserve_full_context: false,
             admission: AdmissionPolicy::default(),
@@ -94,8 +98,8 @@ impl SchedulerConfig {
             at_least("max_num_batched_tokens", self.max_num_batched_tokens, longest, "a whole prompt is computed in one step")?;
             at_least("max_chunk_len", self.max_chunk_len.unwrap_or(longest), longest, "a whole prompt is computed in one step")?;
         }
-        if self.num_state_snapshots > 0 && !self.has_states {
-            let (field, value) = ("num_state_snapshots", self.num_state_snapshots);
+        let of_states = [("num_state_snapshots", self.num_state_snapshots), ("num_spare_states", self.num_spare_states)];
+        if let Some((field, value)) = of_states.into_iter().find(|(_, value)| *value > 0 && !self.has_states) {
             return Err(InvalidSchedulerConfig { field, value, requirement: "without states 0 is all there is" });
         }
         at_least("drr_quantum", self.drr_quantum, 1, "at least 1 is needed")?;

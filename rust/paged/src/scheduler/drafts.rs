@@ -3,11 +3,17 @@
 //! A draft takes only what a step leaves: of its tokens, its chunk and its free blocks, once everybody has been served. Nobody
 //! is preempted or kept waiting for one, and no kept request gives up blocks. When the step is committed the request holds no
 //! more than its accepted tokens need, so that later steps find things as if the others had never been proposed.
+//!
+//! States of recurrent layers are of the last computed token only. Where a draft is wrong, a request with states goes back to
+//! where the step began, and computes the tokens that it got once more, with the drafts behind them.
 
 use super::{RequestIndex, Scheduler};
 use crate::error::UpdateError;
 use crate::ids::RequestId;
 use crate::output::SchedulerOutput;
+
+/// Known tokens of a request with states, at most, behind which drafts are computed: all of them may be computed again.
+pub const MOST_KNOWN: usize = 8;
 
 impl Scheduler {
     /// Proposes what may follow the known tokens of a request, in place of what was proposed before; `false` if there is no such
@@ -26,17 +32,22 @@ impl Scheduler {
 
     /// Adds drafts to the rows of the step being put together that reach the end of what is known.
     pub(super) fn add_drafts(&mut self, output: &mut SchedulerOutput, budget: &mut usize) {
+        let mut places = if self.config.has_states { self.config.num_spare_states } else { usize::MAX };
         for at in 0..self.drafted.len() {
             let (row, index) = self.drafted[at];
-            self.add_drafts_to(row, index, output, budget);
+            if places > 0 && self.add_drafts_to(row, index, output, budget) {
+                places -= 1;
+            }
         }
         self.drafted.clear();
     }
 
-    fn add_drafts_to(&mut self, row: usize, index: RequestIndex, output: &mut SchedulerOutput, budget: &mut usize) {
-        let (Some(request), row) = (self.requests[index].as_mut(), &mut output.rows[row]) else { return };
-        if row.num_outputs == 0 {
-            return;
+    /// `false` if there is room for none.
+    fn add_drafts_to(&mut self, row: usize, index: RequestIndex, output: &mut SchedulerOutput, budget: &mut usize) -> bool {
+        let (Some(request), row) = (self.requests[index].as_mut(), &mut output.rows[row]) else { return false };
+        let goes_back = row.num_computed_tokens > 0 && row.num_scheduled_tokens <= MOST_KNOWN;
+        if row.num_outputs == 0 || (self.config.has_states && !goes_back) {
+            return false;
         }
         let from = request.num_tokens();
         let chunk_left = self.config.max_chunk_len.map_or(usize::MAX, |most| most - row.num_scheduled_tokens);
@@ -51,13 +62,14 @@ impl Scheduler {
         if num_drafts == 0
             || self.manager.allocate_slots(&mut request.blocks, from, from + num_drafts, &mut output.copies).is_err()
         {
-            return;
+            return false;
         }
         *budget -= num_drafts;
         row.num_scheduled_tokens += num_drafts;
         row.num_drafts = num_drafts;
         row.num_outputs += num_drafts;
         output.drafts.extend_from_slice(&request.drafts[..num_drafts]);
+        true
     }
 
     /// Whether `sampled` is what a step can have come to.

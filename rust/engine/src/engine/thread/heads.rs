@@ -128,14 +128,17 @@ impl Drafter {
         states.last.retain(|id, _| is_there(*id));
         let caught_up = self.catch_up_with(&states, model, batch, output, &prompt_len);
         for (row, range) in output.rows.iter().zip(batch.step.query_start_loc.windows(2)) {
-            // Any of these may be the last that is right.
+            // Any of these may be the last that is right, and a request with states of layers goes back to the first row.
             let (first, end) = (range[1] as usize - row.num_drafts - 1, range[1] as usize);
-            let (position, kept) = states.last.entry(row.request_id).or_default();
-            *position = batch.step.positions[first] as usize;
-            kept.resize((end - first) * states.cols, 0.0);
-            for (row, state) in (first..end).zip(kept.chunks_exact_mut(states.cols)) {
+            let position = batch.step.positions[first] as usize;
+            let mut kept =
+                states.before(row.request_id, position).filter(|_| row.num_drafts > 0).map_or_else(Vec::new, Vec::from);
+            let num_before = kept.len() / states.cols;
+            kept.resize((num_before + end - first) * states.cols, 0.0);
+            for (row, state) in (first..end).zip(kept.chunks_exact_mut(states.cols).skip(num_before)) {
                 model.hidden_state(row, state);
             }
+            states.last.insert(row.request_id, (position - num_before, kept));
         }
         self.states = Some(states);
         caught_up

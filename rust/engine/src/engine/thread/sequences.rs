@@ -107,7 +107,7 @@ impl EngineThread {
         }
         // Those who have ended may lose their places.
         self.save_states();
-        let forked = self.states.fork(&self.scheduler, [source, child], self.scheduler.config().max_num_seqs);
+        let forked = self.states.fork(&self.scheduler, [source, child], self.num_state_slots());
         let copied = forked.and_then(|copy| copy.map_or(Ok(()), |(from, to)| self.runner.copy_states(from, to)));
         if let Err(error) = copied {
             self.scheduler.abort_request(child);
@@ -115,12 +115,18 @@ impl EngineThread {
         }
     }
 
+    /// Slots for the states of requests; those of snapshots are behind them.
+    pub(super) fn num_state_slots(&self) -> usize {
+        let config = self.scheduler.config();
+        config.max_num_seqs + config.num_spare_states
+    }
+
     /// Keeps the states that others may begin with.
     pub(super) fn save_states(&mut self) {
         let mut saves = std::mem::take(&mut self.state_saves);
         self.scheduler.take_state_saves(&mut saves);
         for save in saves.drain(..) {
-            let copied = match self.states.save(&save, self.scheduler.config().max_num_seqs) {
+            let copied = match self.states.save(&save, self.num_state_slots()) {
                 Some((from, to)) => self.runner.copy_states(from, to).map_err(|error| error.to_string()),
                 None => Err("they are not there".to_owned()),
             };

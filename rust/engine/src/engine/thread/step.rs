@@ -67,8 +67,9 @@ impl EngineThread {
                     self.pacer.measure(&output, began.elapsed());
                     let num_tokens = output.rows.iter().map(|row| row.num_scheduled_tokens).sum();
                     self.heartbeat.count_step(num_tokens);
+                    let most_known = self.most_known();
                     if let Some(speculator) = &mut self.speculator
-                        && output.rows.iter().all(|row| row.num_known_tokens() == 1)
+                        && output.rows.iter().all(|row| row.num_known_tokens() <= most_known)
                     {
                         speculator.note_step(num_tokens, began.elapsed());
                     }
@@ -81,8 +82,15 @@ impl EngineThread {
         self.output = output;
     }
 
+    /// Known tokens that a request which is being answered has in a step at most.
+    fn most_known(&self) -> usize {
+        if self.runner.config().is_recurrent() { paged::MOST_KNOWN } else { 1 }
+    }
+
     /// Asks for drafts for the requests that are being answered: what a grammar forces, else what the proposer says.
     fn propose(&mut self) {
+        // Behind wrong drafts, requests with states compute some tokens of their answers again.
+        let most_known = self.most_known();
         let Some(speculator) = &mut self.speculator else { return };
         // Whether forced text pays where a device samples was not measured.
         let may_force = speculator.forces() && !self.runner.samples();
@@ -95,8 +103,9 @@ impl EngineThread {
         let needs_next = self.drafter.as_ref().is_some_and(Drafter::is_head);
         let answered = scheduler.running_requests().filter_map(|id| {
             let num_tokens = scheduler.token_ids(id).len();
-            let is_next = scheduler.num_computed_tokens(id).is_some_and(|(computed, _)| computed + 1 == num_tokens);
-            has_prompts |= !is_next;
+            let num_known = scheduler.num_computed_tokens(id).map_or(num_tokens, |(computed, _)| num_tokens - computed);
+            let is_next = num_known == 1;
+            has_prompts |= num_known > most_known;
             // The first tokens of several choices come from one row.
             let active = active.get(&id).filter(|active| !active.leads && active.output == OutputKind::Tokens)?;
             let is_answered = is_next || (!needs_next && num_tokens > scheduler.num_prompt_tokens(id));
@@ -148,7 +157,7 @@ impl EngineThread {
         };
         self.batch.build(&self.scheduler, output, layout, of_request);
         if self.runner.config().is_recurrent() {
-            let num_slots = self.scheduler.config().max_num_seqs;
+            let num_slots = self.num_state_slots();
             let restored = self.states.assign(&self.scheduler, output, num_slots, &mut self.batch.step.state_slots)?;
             for (from, to) in restored {
                 self.runner.copy_states(from, to)?;
@@ -238,6 +247,7 @@ impl EngineThread {
         }
         match self.scheduler.update(output, &outputs.tokens()) {
             Ok(()) => {
+                self.states.go_back(&self.scheduler);
                 self.save_states();
                 // Before anyone hears of it: who has the answer may end the process.
                 self.swap_out();
@@ -272,7 +282,9 @@ impl EngineThread {
                 speculator.note_drafts(&mut active.drafts, row.num_drafts, num_accepted);
                 request.count_drafts(row.num_drafts);
             }
-            let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + row.num_known_tokens() + num_accepted);
+            let goes_back = self.runner.config().is_recurrent() && num_accepted < row.num_drafts;
+            let num_kept = if goes_back { 0 } else { row.num_known_tokens() + num_accepted };
+            let (start, end) = (row.num_computed_tokens, row.num_computed_tokens + num_kept);
             if active.num_computed_tokens == 0 {
                 request.set_first_step(self.step_began, start, row.miss);
             }

@@ -1,6 +1,7 @@
 //! Qwen3-Next and Qwen 3.5: three layers of the gated delta rule for each one with attention, whose outputs have gates.
 
 use device::{RopeStyle, RouterScore};
+use serde_json::json;
 
 use super::{Architecture, qwen2, qwen2_moe};
 use crate::{
@@ -34,7 +35,11 @@ pub(super) const NEXT: Architecture = Architecture {
     class: "Qwen3NextForCausalLM",
     gguf: "qwen3next",
     names: NAMES,
-    from_hf: |fields| with_experts(from_hf("qwen3_next", fields, DeltaLayout::ByKeyHead)?, fields),
+    from_hf: |fields| {
+        // Its files have a head for further tokens and no key that says so.
+        let fields = fields.with_defaults(&json!({"num_nextn_predict_layers": 1}));
+        with_experts(from_hf("qwen3_next", &fields, DeltaLayout::ByKeyHead)?, &fields)
+    },
     from_gguf: |fields| gguf_mixture("qwen3_next", fields, DeltaLayout::RatesByKeyHead),
 };
 
@@ -68,6 +73,7 @@ pub(super) const QWEN3_5_MOE: Architecture = Architecture {
 };
 
 fn from_hf(architecture: &'static str, fields: &HfFields<'_>, layout: DeltaLayout) -> Result<DecoderConfig, EngineError> {
+    let fields = &fields.also_called(&[("mtp_num_hidden_layers", "num_nextn_predict_layers")]);
     let bias = fields.flag("attention_bias")?.unwrap_or(false);
     let mut config = fields.partly_rotated(architecture, 0.25)?;
     config.norm.offset = 1.0;
