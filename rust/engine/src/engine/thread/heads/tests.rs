@@ -61,6 +61,7 @@ fn hidden_states(checkpoint: &Checkpoint, tokens: &[u32]) -> Vec<Option<Vec<f32>
         rope_positions: positions.clone(),
         query_start_loc: vec![0, tokens.len() as u32],
         seq_lens: vec![tokens.len() as u32],
+        state_slots: if runner.config().is_recurrent() { vec![0] } else { Vec::new() },
         groups: vec![KvGroupMetadata {
             max_blocks: num_blocks,
             block_tables: (1..=num_blocks as u32).collect(),
@@ -144,7 +145,10 @@ fn a_head_guesses_what_a_plain_forward_pass_of_it_does() {
             assert!(matters, "{family}: hidden states change no guess");
             let num_drafts: usize = guesses.iter().map(|guess| guess.drafts.len()).sum();
             assert!(num_right > 3 && num_right + 3 < num_drafts, "{family}: {num_right} of {num_drafts} were right");
-            // Behind a hit, which ends within a block.
+            // Behind a hit, which ends within a block, as that of a model with states does only at a snapshot.
+            if !checkpoint.config["full_attention_interval"].is_null() {
+                continue;
+            }
             let prompt = [&tokens[..38], &[7, 8, 9, 10]].concat();
             let (tokens, guesses, begin) = answer(&engine, &mut thread, &prompt);
             assert_eq!(begin, 38);
