@@ -300,7 +300,7 @@ const FILES: [File; 33] = [
     File {
         golden: "mamba",
         architecture: "mamba",
-        sizes: &[("ssm.time_step_rank", 6), ("ssm.inner_size", 64), ("ssm.state_size", 5), ("ssm.conv_kernel", 4)],
+        sizes: &[("ssm.time_step_rank", 8), ("ssm.inner_size", 64), ("ssm.state_size", 5), ("ssm.conv_kernel", 4)],
         numbers: &[("attention.layer_norm_rms_epsilon", 1e-5)],
         ..PLAIN
     },
@@ -316,7 +316,7 @@ const FILES: [File; 33] = [
         golden: "jamba",
         architecture: "jamba",
         sizes: &[
-            ("ssm.time_step_rank", 5),
+            ("ssm.time_step_rank", 8),
             ("ssm.inner_size", 64),
             ("ssm.state_size", 7),
             ("ssm.conv_kernel", 4),

@@ -194,7 +194,7 @@ fn layers_of_mamba_have_the_sizes_and_norms_that_their_files_say() {
     let sizes = RecurrentConfig::Mamba {
         num_channels: 64,
         state_dim: 5,
-        rank: 6,
+        rank: 8,
         kernel: 4,
         conv_bias: true,
         proj_bias: true,

@@ -375,7 +375,7 @@ fn blocks_without_bytes_are_as_many_as_sequences_need() {
     for knob in [None, Some(MemoryGpuConfig::MbAmount(1)), Some(MemoryGpuConfig::Utilization(0.1))] {
         let cache = empty(knob, false, 8192).unwrap();
         assert_eq!((cache.num_gpu_blocks, cache.ledger.devices[0].pool_bytes), (32 * 8192 / 32, 0), "{knob:?}");
-        assert_eq!((cache.groups.groups.len(), cache.ledger.servable_tokens), (1, 8192), "{knob:?}");
+        assert_eq!((cache.groups.groups.len(), cache.num_requests_that_fit(8192, 4096)), (1, 32), "{knob:?}");
     }
     // Long contexts are not there for all at once, unless they must be.
     assert_eq!(empty(None, false, 1 << 20).unwrap().num_gpu_blocks, 1 << 17);

@@ -129,9 +129,9 @@ fn load(backend: &dyn Backend, kind: usize) -> Recurrent {
         5 => source.gated_delta([2, 4, 16, 24], true),
         6 => source.gated_delta([2, 4, 9, 33], false),
         7 => source.gated_delta([1, 1, 130, 33], true),
-        8 => source.mamba([70, 16, 5], true),
-        9 => source.mamba([33, 7, 8], false),
-        _ => source.mamba([33, 130, 3], true),
+        8 => source.mamba([72, 16, 8], true),
+        9 => source.mamba([40, 7, 16], false),
+        _ => source.mamba([40, 130, 8], true),
     }
 }
 
