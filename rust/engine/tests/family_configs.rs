@@ -8,7 +8,7 @@ use engine::{
     ModelSource,
     model::{
         DecoderConfig, ModelFiles, RopeScaling,
-        config::{FfnConfig, MambaNorms, RecurrentConfig},
+        config::{FfnConfig, LayerConfig, MambaNorms, RecurrentConfig},
     },
 };
 use gguf_writer::{Gguf, STRING, string};
@@ -210,9 +210,11 @@ fn layers_of_mamba_have_the_sizes_and_norms_that_their_files_say() {
     let falcon = layer("falcon_mamba", json!({"intermediate_size": "absent"}));
     assert!(matches!(falcon, RecurrentConfig::Mamba { num_channels: 96, .. }), "{falcon:?}");
     let jamba = changed("jamba", &json!({})).unwrap();
-    let kinds: Vec<_> = jamba.layers.iter().map(|layer| (layer.has_attention, layer.ffn.num_experts())).collect();
-    assert_eq!(kinds, [(false, 0), (true, 5), (false, 0), (false, 5)]);
-    assert!(changed("jamba", &json!({"num_experts": 1})).unwrap().layers.iter().all(|layer| layer.ffn.num_experts() == 0));
+    let has_experts = |layer: &LayerConfig| matches!(layer.ffn, FfnConfig::Experts(experts) if experts.num_experts == 5);
+    let kinds: Vec<_> = jamba.layers.iter().map(|layer| (layer.has_attention, has_experts(layer))).collect();
+    assert_eq!(kinds, [(false, false), (true, true), (false, false), (false, true)]);
+    let dense = changed("jamba", &json!({"num_experts": 1})).unwrap();
+    assert!(dense.layers.iter().all(|layer| matches!(layer.ffn, FfnConfig::Dense(_))));
 }
 
 #[test]
