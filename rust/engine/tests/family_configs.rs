@@ -189,7 +189,11 @@ fn layers_are_what_words_or_letters_call_them() {
 
 #[test]
 fn layers_of_mamba_have_the_sizes_and_norms_that_their_files_say() {
-    let layer = |name, changes| changed(name, &changes).unwrap().layers[0].recurrent.unwrap();
+    // As many layers as there are weights of.
+    let layer = |name, mut changes: Value| {
+        changes["num_hidden_layers"] = 3.into();
+        changed(name, &changes).unwrap().layers[0].recurrent.unwrap()
+    };
     let mamba = layer("mamba", json!({}));
     let sizes = RecurrentConfig::Mamba {
         num_channels: 64,
