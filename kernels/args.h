@@ -496,6 +496,25 @@ struct CausalConvArgs {
     uint32_t rows_per_cta;        // changes no bits
 };
 
+// mamba_*: the scan of Mamba, times silu(z).
+struct MambaArgs {
+    const float* x;      // [num_rows, num_channels], behind the convolution
+    const float* z;      // [num_rows, num_channels]
+    const float* dt;     // [num_rows, num_channels], before softplus
+    const float* b;      // [num_rows, state_dim]
+    const float* c;      // [num_rows, state_dim]
+    const float* b_norm; // [state_dim], of the RMS norm of b, or null: there is none
+    const float* c_norm; // [state_dim] or null
+    const float* a;      // [state_dim, num_channels]
+    const float* d;      // [num_channels]
+    float* out;          // [num_rows, num_channels]
+    float* states;       // [state_dim, num_channels] of slot 0
+    const RecurrentRequest* requests;
+    uint64_t slot_stride;
+    uint32_t num_channels, state_dim;
+    float b_eps, c_eps;
+};
+
 // mamba2_*: the scan of Mamba-2.
 struct Mamba2Args {
     const float* xbc;     // [num_rows, num_heads * head_dim + 2 * num_groups * state_dim]: x, b and c

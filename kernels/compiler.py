@@ -46,6 +46,7 @@ MOST_SPILT = {
     "gemm_": 256,
     "lora_": 0,
     "causal_conv": 0,
+    "mamba_": 0,
     "mamba2_": 0,
     "gated_delta_": 0,
 }

@@ -1,6 +1,7 @@
 // Layers that keep a state of fixed size a request, and gates.
 //
 //   causal_conv     CTA (c, tile): a channel a thread, the rows of a tile one after the other
+//   mamba_N         CTA (32 channels, request): the same as mamba2_N, all channels being one head's columns
 //   mamba2_N        CTA (head and 32 columns of it, request): a column a lane, 1 / 8 of the state's rows a warp, in registers
 //   gated_delta_N   the same; N: rows of a state at most
 //   gated_norm      CTA: a group of columns of a row
@@ -106,6 +107,75 @@ __device__ __forceinline__ float sum_of_warps(const float (&parts)[WARPS][COLUMN
 #pragma unroll
     for (unsigned warp = 0; warp < WARPS; warp++) sum += parts[warp][lane];
     return sum;
+}
+
+template <unsigned N>
+struct MambaShared {
+    float b[TOKENS][N], c[TOKENS][N];
+    float sums[TOKENS][WARPS][COLUMNS];
+    float step[TOKENS][COLUMNS], change[TOKENS][COLUMNS];
+};
+
+// Copies a vector, zeros behind its end, and norms it where there are weights; by a warp.
+template <unsigned N>
+__device__ __forceinline__ void rms_normed(const float* from, unsigned len, const float* weight, float eps, float (&to)[N]) {
+    const unsigned lane = threadIdx.x % 32;
+    float squares = 0.0f;
+    for (unsigned i = lane; i < N; i += 32) {
+        to[i] = i < len ? from[i] : 0.0f;
+        squares = fmaf(to[i], to[i], squares);
+    }
+    if (!weight) return;
+    const float scale = 1.0f / sqrtf(warp_sum(squares) / float(len) + eps);
+    for (unsigned i = lane; i < len; i += 32) to[i] *= scale * weight[i];
+}
+
+template <unsigned N>
+__device__ void mamba(const MambaArgs& args) {
+    constexpr unsigned ROWS = State<N>::ROWS;
+    SHARED_MEMORY(memory);
+    auto& shared = *reinterpret_cast<MambaShared<N>*>(memory);
+    const RecurrentRequest request = args.requests[blockIdx.y];
+    if (request.slot == NO_SLOT) return;
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, width = args.num_channels;
+    Slice<N> slice(args, request, args.state_dim, width);
+    State<N>& state = slice.state;
+    const unsigned column = slice.column;
+    const bool is_there = slice.is_there;
+    State<N> a;
+    a.load(args.a + size_t(warp) * ROWS * width + column, width, slice.count, is_there);
+    for (unsigned first = 0; first < request.num_rows; first += TOKENS) {
+        const unsigned tokens = min(request.num_rows - first, TOKENS);
+        const size_t row = request.first_row + first + warp;
+        float x = 0.0f;
+        if (warp < tokens) {
+            rms_normed(args.b + row * args.state_dim, args.state_dim, args.b_norm, args.b_eps, shared.b[warp]);
+            rms_normed(args.c + row * args.state_dim, args.state_dim, args.c_norm, args.c_eps, shared.c[warp]);
+            x = is_there ? args.x[row * width + column] : 0.0f;
+            const float step = is_there ? softplus(args.dt[row * width + column]) : 0.0f;
+            shared.step[warp][lane] = step;
+            shared.change[warp][lane] = step * x;
+        }
+        __syncthreads();
+        // As one body, so that all tokens are computed by the same instructions.
+#pragma unroll 1
+        for (unsigned token = 0; token < tokens; token++) {
+            const float step = shared.step[token][lane], change = shared.change[token][lane];
+            float sum = 0.0f;
+#pragma unroll
+            for (unsigned i = 0; i < ROWS; i++) {
+                state.of[i] = fmaf(shared.b[token][warp * ROWS + i], change, state.of[i] * expf(step * a.of[i]));
+                sum = fmaf(state.of[i], shared.c[token][warp * ROWS + i], sum);
+            }
+            shared.sums[token][warp][lane] = sum;
+        }
+        __syncthreads();
+        if (warp < tokens && is_there) {
+            const float sum = sum_of_warps(shared.sums[warp], lane, __fmul_rn(args.d[column], x));
+            args.out[row * width + column] = __fmul_rn(sum, silu(args.z[row * width + column]));
+        }
+    }
+    slice.store(width);
 }
 
 template <unsigned N>
@@ -293,6 +363,15 @@ KERNEL(causal_conv, CausalConvArgs, CHANNELS, 0) {
 }
 
 // CTAS fit a multiprocessor, so that more of the states are on their way.
+#define MAMBA(N, CTAS)                                                                      \
+    WEIGHT_KERNEL(mamba_##N, MambaArgs, WARPS * 32, sizeof(MambaShared<N>), CTAS) {         \
+        wait_for_inputs();                                                                  \
+        mamba<N>(args);                                                                     \
+    }
+MAMBA(16, 4)
+MAMBA(128, 3)
+MAMBA(256, 2)
+
 #define SCANS(N, CTAS)                                                                              \
     WEIGHT_KERNEL(mamba2_##N, Mamba2Args, WARPS * 32, sizeof(Mamba2Shared<N>), CTAS) {              \
         wait_for_inputs();                                                                          \

@@ -51,7 +51,9 @@ pub use kv_layout::{KV_FORMAT, KvCacheSpec, KvLayer, KvShape, KvSide, KvSource};
 pub use latent::{LatentArgs, LatentAttention, LatentPhases, LatentQuery};
 pub use lora::{Adapter, AdapterRows, EmbeddingDelta, EmbeddingProduct, LinearDelta, LowRank, Magnitude};
 pub use quant::GgmlType;
-pub use recurrent::{Conv, DeviceStates, GatedDelta, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache};
+pub use recurrent::{
+    Conv, DeviceStates, GatedDelta, Mamba, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache,
+};
 pub use sampling::{RowSampling, SampledRow};
 pub use streams::{MAX_STREAMS, StreamArgs, StreamPhases};
 pub use tensor::{Tensor, WeightView};

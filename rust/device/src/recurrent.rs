@@ -1,6 +1,6 @@
-//! Layers that keep a state of fixed size a request instead of keys and values: short convolutions (LFM2), Mamba-2 (Dao and Gu
-//! 2024, arXiv:2405.21060) and the gated delta rule (Yang et al. 2024, arXiv:2412.06464). A prompt passes them token by token as
-//! an answer does, so that a row has the same bits in any chunk.
+//! Layers that keep a state of fixed size a request instead of keys and values: short convolutions (LFM2), Mamba (Gu and Dao
+//! 2023, arXiv:2312.00752), Mamba-2 (Dao and Gu 2024, arXiv:2405.21060) and the gated delta rule (Yang et al. 2024,
+//! arXiv:2412.06464). A prompt passes them token by token as an answer does, so that a row has the same bits in any chunk.
 
 use std::{
     any::Any,
@@ -36,7 +36,9 @@ impl Conv {
 pub enum Recurrent {
     /// `c * conv(b * x)`.
     ShortConv(ShortConv),
-    /// A state space.
+    /// A state space of each channel.
+    Mamba(Mamba),
+    /// A state space of each head.
     Mamba2(Mamba2),
     /// An associative memory.
     GatedDelta(GatedDelta),
@@ -52,6 +54,31 @@ pub struct ShortConv {
     pub x: Linear,
     /// Over their product.
     pub conv: Conv,
+}
+
+/// `S = exp(dt * a) * S + b (dt * x)^T` and `y = S^T c + d * x`, times `silu(z)`, where each channel is a column of S and has a
+/// step dt and decays of its own. x passes the convolution and SiLU first; b, c and what dt is made of are products with it then.
+pub struct Mamba {
+    /// `[num_channels, hidden_size]`.
+    pub x: Linear,
+    /// `[num_channels, hidden_size]`: the gate.
+    pub z: Linear,
+    /// Over x.
+    pub conv: Conv,
+    /// `[rank, num_channels]`: what steps are made of.
+    pub dt_down: Linear,
+    /// `[state_dim, num_channels]`.
+    pub b: Linear,
+    /// `[state_dim, num_channels]`.
+    pub c: Linear,
+    /// Of what steps are made of, of b and of c, if there are any.
+    pub norms: Option<[Norm; 3]>,
+    /// `[num_channels, rank]`, with a bias: the steps, before softplus.
+    pub dt: Linear,
+    /// `[state_dim, num_channels]`, negative.
+    pub a: Constant,
+    /// `[num_channels]`.
+    pub d: Constant,
 }
 
 /// `S = exp(dt * a) * S + dt * b x^T` and `y = S^T c + d * x` of each head, with `dt = softplus(dt + dt_bias)`; then a norm of
@@ -119,6 +146,13 @@ pub struct GatedDelta {
     pub is_grouped: bool,
 }
 
+impl Mamba {
+    /// Elements of b and of c.
+    pub fn state_dim(&self) -> usize {
+        self.b.out_features
+    }
+}
+
 impl Mamba2 {
     /// Elements of a head's x.
     pub fn head_dim(&self) -> usize {
@@ -148,16 +182,18 @@ impl Recurrent {
     pub fn width(&self) -> usize {
         match self {
             Self::ShortConv(conv) => conv.x.out_features,
+            Self::Mamba(mamba) => mamba.x.out_features,
             Self::Mamba2(mamba) => mamba.z.out_features,
             Self::GatedDelta(delta) => delta.v.out_features,
         }
     }
 
     /// f32 values of its state: inputs of the convolutions first, then a matrix a head, `[state_dim, head_dim]` or
-    /// `[key_dim, value_dim]`.
+    /// `[key_dim, value_dim]`, or one for all channels, `[state_dim, num_channels]`.
     pub fn state_len(&self) -> usize {
         match self {
             Self::ShortConv(conv) => conv.conv.state_len(),
+            Self::Mamba(mamba) => mamba.conv.state_len() + mamba.x.out_features * mamba.state_dim(),
             Self::Mamba2(mamba) => mamba.conv.state_len() + mamba.z.out_features * mamba.state_dim,
             Self::GatedDelta(delta) => {
                 let convs: usize = delta.convs.iter().map(Conv::state_len).sum();
@@ -301,7 +337,7 @@ pub trait RecurrentPhases {
     /// `x *= sigmoid(gate)`, element by element.
     fn gate(&self, x: &mut Tensor, gate: &Tensor);
 
-    /// Rows that the matrix of a head's state may have: [`Mamba2::state_dim`], [`GatedDelta::key_dim`].
+    /// Rows that the matrix of a state may have: [`Mamba::state_dim`], [`Mamba2::state_dim`], [`GatedDelta::key_dim`].
     fn max_state_rows(&self) -> usize {
         usize::MAX
     }

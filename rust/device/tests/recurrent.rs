@@ -4,8 +4,8 @@ mod common;
 
 use common::{Rng, isas, load, weight};
 use device::{
-    Backend, Conv, Device, GatedDelta, Linear, Mamba2, Norm, NormKind, Precision, Recurrent, RecurrentArgs, RecurrentPhases,
-    ShortConv, StateCache, StepMetadata, Tensor,
+    Backend, Conv, Device, GatedDelta, Linear, Mamba, Mamba2, Norm, NormKind, Precision, Recurrent, RecurrentArgs,
+    RecurrentPhases, ShortConv, StateCache, StepMetadata, Tensor,
     cpu::{CpuBackend, ReferenceBackend},
 };
 
@@ -59,6 +59,7 @@ impl Source {
                     dt_limits: [0.0, f32::INFINITY],
                 })
             }
+            6 | 7 => self.mamba(rng, backend, [[37, 5, 3], [130, 16, 8]][kind - 6], kind == 7),
             _ => {
                 let [num_key_heads, num_value_heads, key_dim, dim] = [[2, 4, 16, 24], [3, 3, 9, 5], [2, 6, 8, 16]][kind - 3];
                 let (keys, values) = (num_key_heads * key_dim, num_value_heads * dim);
@@ -85,7 +86,22 @@ impl Source {
     }
 }
 
-const KINDS: usize = 6;
+impl Source {
+    /// Of so many channels, rows of a state, and columns that steps are made of.
+    fn mamba(&self, rng: &mut Rng, backend: &dyn Device, [width, state_dim, rank]: [usize; 3], has_norms: bool) -> Recurrent {
+        let mut linear = |rows, cols| load(backend, &weight(rng, rows, cols), self.precision);
+        let [x, z] = [(); 2].map(|()| linear(width, HIDDEN));
+        let [dt_down, b, c] = [rank, state_dim, state_dim].map(|rows| linear(rows, width));
+        let dt = linear(width, rank);
+        let norm = |len: usize| Norm { kind: NormKind::Rms, weight: rng.floats(len).into(), bias: None, eps: 1e-5 };
+        let norms = has_norms.then(|| [rank, state_dim, state_dim].map(norm));
+        let conv = Conv { weight: rng.floats(4 * width).into(), bias: Some(rng.floats(width).into()), num_channels: width };
+        let a = rng.floats(state_dim * width).into_iter().map(|value| -value.exp()).collect::<Vec<_>>().into();
+        Recurrent::Mamba(Mamba { x, z, conv, dt_down, b, c, norms, dt, a, d: rng.floats(width).into() })
+    }
+}
+
+const KINDS: usize = 8;
 
 /// The rows of a request, as they were given and as they came out.
 #[derive(Clone)]

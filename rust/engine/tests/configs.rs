@@ -387,9 +387,9 @@ fn architectures_are_found_or_refused_with_the_list() {
          qwen3_vl_moe, granitemoe, phimoe, glm4_moe, hunyuan_v1_moe, gpt_oss, llama4_text, ernie4_5_moe, exaone_moe, granitemoe_swa, \
          dots1, solar_open, hy_v3, olmoe, flex_olmo, minimax_m2, mellum, flint, sarvam_moe, bailing_moe, bailing_moe_v2, afmoe; latent attention: \
          deepseek_v2, deepseek_v3, glm4_moe_lite, youtu, sarvam_mla, mistral4, minicpm3; recurrent layers: lfm2, lfm2_moe, \
-         granitemoehybrid, bamba, nemotron_h, nemotron_h_moe, falcon_h1, qwen3_next, qwen3_5_text, qwen3_5_moe_text";
+         granitemoehybrid, bamba, nemotron_h, nemotron_h_moe, falcon_h1, mamba, falcon_mamba, mamba2, jamba, qwen3_next, qwen3_5_text, qwen3_5_moe_text";
     for (expected, found, words) in [
-        (None, hf(Some("mamba")), vec!["`mamba`"]),
+        (None, hf(Some("xlstm")), vec!["`xlstm`"]),
         (None, Found::Gguf("bert"), vec!["`bert`"]),
         (None, Found::HuggingFace { model_type: None, classes: &[] }, vec!["no `model_type`"]),
         (None, hf(Some("deepseek_v32")), vec!["the nearest is `deepseek_v3`"]),

@@ -52,7 +52,7 @@ const PLAIN: File = File {
     num_cases: 2,
 };
 
-const FILES: [File; 29] = [
+const FILES: [File; 33] = [
     File { golden: "apertus", architecture: "apertus", ..PLAIN },
     File { golden: "seed_oss", architecture: "seed_oss", has_norms_after: true, ..PLAIN },
     File { golden: "ernie4_5", architecture: "ernie4_5", ..PLAIN },
@@ -297,6 +297,47 @@ const FILES: [File; 29] = [
     },
     // Its weights are multiplied by what the configuration says.
     File { golden: "falcon_h1", architecture: "falcon-h1", sizes: &STATE, ..PLAIN },
+    File {
+        golden: "mamba",
+        architecture: "mamba",
+        sizes: &[("ssm.time_step_rank", 8), ("ssm.inner_size", 64), ("ssm.state_size", 5), ("ssm.conv_kernel", 4)],
+        numbers: &[("attention.layer_norm_rms_epsilon", 1e-5)],
+        ..PLAIN
+    },
+    // Which has one epsilon for all norms.
+    File {
+        golden: "falcon_mamba",
+        architecture: "mamba",
+        sizes: &[("ssm.time_step_rank", 2), ("ssm.inner_size", 48), ("ssm.state_size", 16), ("ssm.conv_kernel", 3)],
+        numbers: &[("attention.layer_norm_rms_epsilon", 1e-3)],
+        ..PLAIN
+    },
+    File {
+        golden: "jamba",
+        architecture: "jamba",
+        sizes: &[
+            ("ssm.time_step_rank", 8),
+            ("ssm.inner_size", 64),
+            ("ssm.state_size", 7),
+            ("ssm.conv_kernel", 4),
+            ("expert_count", 5),
+            ("expert_used_count", 2),
+        ],
+        ..PLAIN
+    },
+    File {
+        golden: "mamba2",
+        architecture: "mamba2",
+        sizes: &[
+            ("ssm.time_step_rank", 4),
+            ("ssm.inner_size", 64),
+            ("ssm.group_count", 2),
+            ("ssm.state_size", 8),
+            ("ssm.conv_kernel", 4),
+        ],
+        numbers: &[("attention.layer_norm_rms_epsilon", 1e-5)],
+        ..PLAIN
+    },
 ];
 
 /// Of the goldens with layers of Mamba-2.
@@ -327,6 +368,11 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "mixer.conv1d" | "mamba.conv1d" => "ssm_conv1d",
         "mixer.norm" | "mamba.norm" => "ssm_norm",
         "mixer.out_proj" | "mamba.out_proj" => "ssm_out",
+        "mixer.x_proj" | "mamba.x_proj" => "ssm_x",
+        "mixer.dt_proj" | "mamba.dt_proj" => "ssm_dt",
+        "mamba.dt_layernorm" => "ssm_dt_norm",
+        "mamba.b_layernorm" => "ssm_b_norm",
+        "mamba.c_layernorm" => "ssm_c_norm",
         "mixer.fc1_latent_proj" => "ffn_latent_down",
         "mixer.fc2_latent_proj" => "ffn_latent_up",
         "self_attn.sinks" => "attn_sinks",
@@ -348,10 +394,21 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
             "ffn_up"
         }
         "mlp.down_proj" | "feed_forward.down_proj" | "mixer.down_proj" | "mlp.c_proj" | "mlp.dense_4h_to_h" => "ffn_down",
-        "mlp.gate" | "mlp.router.gate" | "block_sparse_moe.gate" | "block_sparse_moe.router" | "mixer.gate" => "ffn_gate_inp",
-        "mlp.experts.*.gate_proj" | "block_sparse_moe.experts.*.w1" => "ffn_gate_exps",
-        "mlp.experts.*.up_proj" | "block_sparse_moe.experts.*.w3" | "mixer.experts.*.up_proj" => "ffn_up_exps",
-        "mlp.experts.*.down_proj" | "block_sparse_moe.experts.*.w2" | "mixer.experts.*.down_proj" => "ffn_down_exps",
+        "mlp.gate"
+        | "mlp.router.gate"
+        | "block_sparse_moe.gate"
+        | "block_sparse_moe.router"
+        | "mixer.gate"
+        | "feed_forward.router" => "ffn_gate_inp",
+        "mlp.experts.*.gate_proj" | "block_sparse_moe.experts.*.w1" | "feed_forward.experts.*.gate_proj" => "ffn_gate_exps",
+        "mlp.experts.*.up_proj"
+        | "block_sparse_moe.experts.*.w3"
+        | "mixer.experts.*.up_proj"
+        | "feed_forward.experts.*.up_proj" => "ffn_up_exps",
+        "mlp.experts.*.down_proj"
+        | "block_sparse_moe.experts.*.w2"
+        | "mixer.experts.*.down_proj"
+        | "feed_forward.experts.*.down_proj" => "ffn_down_exps",
         "mlp.shared_experts.gate_proj" | "mlp.shared_mlp.gate_proj" => "ffn_gate_shexp",
         "mlp.shared_experts.up_proj" | "mlp.shared_mlp.up_proj" | "shared_mlp.input_linear" | "mixer.shared_experts.up_proj" => {
             "ffn_up_shexp"
@@ -446,6 +503,10 @@ fn multiplier(config: &Value, name: &str, row: usize) -> f32 {
 
 /// Of each layer of a model whose layers mix tokens or have a network: its key and value heads, and columns of its network.
 fn sizes_by_layer(config: &Value, layer: usize, [kv_heads, width]: [usize; 2]) -> [u32; 2] {
+    if let [Some(period), Some(offset)] = ["attn_layer_period", "attn_layer_offset"].map(|key| config[key].as_u64()) {
+        let attends = layer as u64 % period == offset;
+        return [if attends { kv_heads as u32 } else { 0 }, width as u32];
+    }
     let letter = config["hybrid_override_pattern"].as_str().map(|pattern| &pattern[layer..=layer]);
     match letter.or_else(|| config["layers_block_type"][layer].as_str()) {
         Some("*" | "attention") => [kv_heads as u32, 0],
@@ -487,17 +548,18 @@ fn converted(file: &File, config: &Value, (name, shape): (&str, &[usize]), [num_
 
 fn write(file: &File, config: &Value, path: &Path) {
     let size = |key: &str| config[key].as_u64().map(|n| n as usize);
-    let num_heads = size("num_attention_heads").unwrap();
+    // Zeros, where nothing attends.
+    let num_heads = size("num_attention_heads").unwrap_or(0);
     let usual_kv_heads = if config["multi_query"] == true { 1 } else { num_heads };
     let kv_heads = size("num_key_value_heads").unwrap_or(usual_kv_heads);
     let usual_width = if file.golden == "falcon" { 4 * size("hidden_size").unwrap() } else { 1 };
-    let head_dim = size("head_dim").unwrap_or_else(|| size("hidden_size").unwrap() / num_heads);
+    let head_dim = size("head_dim").unwrap_or_else(|| size("hidden_size").unwrap() / num_heads.max(1));
     let num_layers =
         size("num_hidden_layers").or(size("num_layers")).unwrap_or_else(|| config["layers_block_type"].as_array().unwrap().len());
     let mut gguf = Gguf::new().entry("general.architecture", STRING, &string(file.architecture));
     let key = |key: &str| format!("{}.{key}", file.architecture);
     let of_config = [
-        ("context_length", size("max_position_embeddings").unwrap()),
+        ("context_length", size("max_position_embeddings").unwrap_or(1 << 20)),
         ("embedding_length", size("hidden_size").unwrap()),
         ("feed_forward_length", size("intermediate_size").unwrap_or(usual_width)),
         ("block_count", num_layers),
@@ -507,7 +569,8 @@ fn write(file: &File, config: &Value, path: &Path) {
         ("attention.value_length", head_dim),
     ];
     let sizes = of_config.into_iter().chain(file.sizes.iter().map(|(key, n)| (*key, *n as usize)));
-    let is_partial = ["hybrid_override_pattern", "layers_block_type"].iter().any(|key| !config[*key].is_null());
+    let is_partial =
+        ["hybrid_override_pattern", "layers_block_type", "attn_layer_period"].iter().any(|key| !config[*key].is_null());
     for (name, n) in sizes {
         let place = ["attention.head_count_kv", "feed_forward_length"].iter().position(|by_layer| *by_layer == name);
         gguf = match place.filter(|_| is_partial) {
@@ -529,6 +592,9 @@ fn write(file: &File, config: &Value, path: &Path) {
     }
     // Some have no key of it.
     let is_normalized = if ["afmoe", "hy_v3"].contains(&file.golden) { Some(true) } else { config["norm_topk_prob"].as_bool() };
+    if file.golden == "falcon_mamba" {
+        gguf = gguf.entry(&key("ssm.dt_b_c_rms"), BOOL, &[1]);
+    }
     if let Some(is_normalized) = is_normalized {
         gguf = gguf.entry(&key("expert_weights_norm"), BOOL, &[u8::from(is_normalized)]);
     }

@@ -19,10 +19,22 @@ use engine::{Engine, EngineConfig, MemoryGpuConfig, model::config::FfnConfig, mo
 use kernel_tests::{EmulatedDriver, Order};
 
 /// Some that are dense, and some with experts.
-const CHUNKED: [&str; 9] =
-    ["dots1", "gemma3n", "gemma4", "gemma4-moe", "olmo3", "nemotron_h", "nemotron_h-latent", "falcon_h1", "falcon_h1-norm"];
+const CHUNKED: [&str; 12] = [
+    "dots1",
+    "gemma3n",
+    "gemma4",
+    "gemma4-moe",
+    "olmo3",
+    "nemotron_h",
+    "nemotron_h-latent",
+    "falcon_h1",
+    "falcon_h1-norm",
+    "mamba",
+    "falcon_mamba",
+    "jamba",
+];
 /// What their kernels are asked for, no other golden asks for.
-const ON_CUDA: [&str; 13] = [
+const ON_CUDA: [&str; 16] = [
     "afmoe",
     "apertus",
     "gemma3n",
@@ -30,6 +42,9 @@ const ON_CUDA: [&str; 13] = [
     "gemma4-moe",
     "gpt_neox",
     "jais2",
+    "jamba",
+    "mamba",
+    "mamba2",
     "mistral4",
     "nanochat",
     "nemotron_h-latent",

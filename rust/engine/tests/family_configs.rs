@@ -8,7 +8,7 @@ use engine::{
     ModelSource,
     model::{
         DecoderConfig, ModelFiles, RopeScaling,
-        config::{FfnConfig, RecurrentConfig},
+        config::{FfnConfig, LayerConfig, MambaNorms, RecurrentConfig},
     },
 };
 use gguf_writer::{Gguf, STRING, string};
@@ -188,11 +188,45 @@ fn layers_are_what_words_or_letters_call_them() {
 }
 
 #[test]
+fn layers_of_mamba_have_the_sizes_and_norms_that_their_files_say() {
+    // As many layers as there are weights of.
+    let layer = |name, mut changes: Value| {
+        changes["num_hidden_layers"] = 3.into();
+        changed(name, &changes).unwrap().layers[0].recurrent.unwrap()
+    };
+    let mamba = layer("mamba", json!({}));
+    let sizes = RecurrentConfig::Mamba {
+        num_channels: 64,
+        state_dim: 5,
+        rank: 8,
+        kernel: 4,
+        conv_bias: true,
+        proj_bias: true,
+        norms: MambaNorms::Nothing,
+    };
+    assert_eq!(mamba, sizes);
+    // What says how many channels there are goes before the factor.
+    let falcon = layer("falcon_mamba", json!({"mixer_rms_eps": 0.5}));
+    let of_falcon = (48, 2, MambaNorms::Unweighted(0.5));
+    assert!(
+        matches!(falcon, RecurrentConfig::Mamba { num_channels, rank, norms, .. } if (num_channels, rank, norms) == of_falcon)
+    );
+    let falcon = layer("falcon_mamba", json!({"intermediate_size": "absent"}));
+    assert!(matches!(falcon, RecurrentConfig::Mamba { num_channels: 96, .. }), "{falcon:?}");
+    let jamba = changed("jamba", &json!({})).unwrap();
+    let has_experts = |layer: &LayerConfig| matches!(layer.ffn, FfnConfig::Experts(experts) if experts.num_experts == 5);
+    let kinds: Vec<_> = jamba.layers.iter().map(|layer| (layer.has_attention, has_experts(layer))).collect();
+    assert_eq!(kinds, [(false, false), (true, true), (false, false), (false, true)]);
+    let dense = changed("jamba", &json!({"num_experts": 1})).unwrap();
+    assert!(dense.layers.iter().all(|layer| matches!(layer.ffn, FfnConfig::Dense(_))));
+}
+
+#[test]
 fn what_is_not_computed_of_mamba_s_families_is_refused_by_its_key() {
     for (name, changes, words) in [
         ("nemotron_h", json!({"hybrid_override_pattern": "M-M*-X"}), "`hybrid_override_pattern` has `X`"),
         ("nemotron_h", json!({"hybrid_override_pattern": "M-M*-"}), "`num_hidden_layers` is 6"),
-        ("nemotron_h", json!({"hybrid_override_pattern": "M-M-MM"}), "no layer has attention"),
+        ("nemotron_h", json!({"hybrid_override_pattern": "------"}), "no layer has attention"),
         ("nemotron_h", json!({"mamba_hidden_act": "gelu"}), "`mamba_hidden_act`"),
         ("nemotron_h", json!({"sliding_window": 16}), "`sliding_window`"),
         ("nemotron_h-moe", json!({"n_shared_experts": 2}), "`n_shared_experts` is 2"),
@@ -202,6 +236,16 @@ fn what_is_not_computed_of_mamba_s_families_is_refused_by_its_key() {
         ("falcon_h1", json!({"attention_bias": true}), "`attention_in_multiplier`"),
         ("falcon_h1", json!({"ssm_multipliers": [1.0]}), "`ssm_multipliers` is [1.0]"),
         ("falcon_h1", json!({"time_step_limit": [0.5, 0.1]}), "steps of the state"),
+        ("mamba", json!({"hidden_act": "gelu"}), "`hidden_act` is `gelu`"),
+        ("mamba", json!({"time_step_rank": 33}), "rank of the steps of the state is 33"),
+        ("mamba", json!({"time_step_rank": "none"}), "`time_step_rank` is"),
+        ("falcon_mamba", json!({"mixer_rms_eps": 0.0}), "epsilon of the norms of the state"),
+        ("mamba2", json!({"expand": 3}), "`expand` makes 96 columns"),
+        ("mamba2", json!({"rms_norm": false}), "`rms_norm` is false"),
+        ("mamba2", json!({"intermediate_size": 48}), "`intermediate_size` is 48"),
+        ("jamba", json!({"mamba_inner_layernorms": false}), "`mamba_inner_layernorms` is false"),
+        ("jamba", json!({"attn_layer_offset": 3}), "`attn_layer_offset` is 3"),
+        ("jamba", json!({"expert_layer_period": 0}), "`expert_layer_offset` is 1"),
         ("bamba", json!({"attn_layer_indices": [4]}), "`attn_layer_indices` has 4"),
         ("bamba", json!({"attn_rotary_emb": 16}), "`attn_rotary_emb` is 16"),
     ] {

@@ -3,18 +3,53 @@
 #![allow(missing_docs)]
 
 mod common;
+#[path = "common/drawn.rs"]
+mod drawn;
 
-use std::path::PathBuf;
-
-use common::serving::{exact, greedy, pool_of, prompt, request, start, stats};
-use engine::{
-    AdmissionPolicy, Completion, Continuation, Engine, EngineConfig, EngineError, GenerationRequest, ModelDType, Policies,
-    Prompt, Usage, kv_tier::KvTierConfig,
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Mutex,
 };
 
-/// A short convolution, Mamba-2, the gated delta rule, and it again in the form of another family.
-const MODELS: [&str; 4] = ["lfm2", "granitemoehybrid", "qwen3-next", "qwen3_5"];
+use common::serving::{exact, greedy, pool_of, prompt, request, stats};
+use engine::{
+    AdmissionPolicy, Completion, Continuation, Engine, EngineConfig, EngineError, GenerationRequest, ModelDType, ModelSource,
+    Policies, Prompt, Usage, kv_tier::KvTierConfig,
+};
+
+/// A short convolution, Mamba-2, the gated delta rule, and it again in the form of another family; Mamba beside attention, and
+/// alone, where blocks hold nothing.
+const MODELS: [&str; 6] = ["lfm2", "granitemoehybrid", "qwen3-next", "qwen3_5", "jamba", "mamba"];
+/// Those whose weights are drawn.
+const DRAWN: [&str; 2] = ["jamba", "mamba"];
 const NEW: usize = 12;
+
+fn source(model: &str) -> ModelSource {
+    static MADE: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if !DRAWN.contains(&model) {
+        return common::hugging_face(model);
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(model);
+    let mut made = MADE.lock().unwrap();
+    if made.insert(model.to_owned()) {
+        let (fresh, _) = drawn::model(model);
+        std::fs::create_dir_all(&folder).unwrap();
+        for entry in fresh.path().read_dir().unwrap() {
+            let entry = entry.unwrap();
+            let content = std::fs::read(entry.path()).unwrap();
+            let place = folder.join(entry.file_name());
+            if std::fs::read(&place).ok().as_ref() != Some(&content) {
+                std::fs::write(place, content).unwrap();
+            }
+        }
+    }
+    ModelSource::HuggingFace { path: folder, tokenizer_json: None }
+}
+
+fn start(model: &str, config: &EngineConfig) -> Engine {
+    Engine::load(&source(model), config, &|_| {}).unwrap()
+}
 
 fn uncached(config: &EngineConfig) -> EngineConfig {
     EngineConfig { state_snapshot_bytes: Some(0), ..config.clone() }
@@ -185,7 +220,7 @@ fn a_salt_parts_states_as_it_parts_blocks() {
 fn one_snapshot_is_enough_to_be_right() {
     for model in MODELS {
         let config = EngineConfig { paged_attention: pool_of(4000, 8), max_num_seqs: 4, ..exact() };
-        let plan = Engine::memory_plan(&common::hugging_face(model), &config, None).unwrap();
+        let plan = Engine::memory_plan(&source(model), &config, None).unwrap();
         let state_bytes = plan.devices[0].states / 4;
         assert_eq!(plan.devices[0].state_snapshots, plan.num_state_snapshots as u64 * state_bytes);
         let one = EngineConfig { state_snapshot_bytes: Some(state_bytes.max(1 << 20)), ..config.clone() };
@@ -201,7 +236,7 @@ fn one_snapshot_is_enough_to_be_right() {
 fn refusal(model: &str, change: impl Fn(&mut EngineConfig)) -> String {
     let mut config = EngineConfig { dtype: ModelDType::F32, paged_attention: pool_of(500, 8), ..EngineConfig::default() };
     change(&mut config);
-    match Engine::load(&common::hugging_face(model), &config, &|_| {}) {
+    match Engine::load(&source(model), &config, &|_| {}) {
         Err(EngineError::InvalidArgument(why) | EngineError::NotSupported(why)) => why,
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("it was taken"),

@@ -16,6 +16,10 @@ pub const DEFAULT_UTILIZATION: f32 = 0.9;
 /// With no knob given, a pool in unified memory (a CPU's) takes at most one part in so many of what is free.
 pub const UNIFIED_FREE_MEMORY_DIVISOR: u64 = 2;
 
+/// Blocks without bytes, of a model whose layers keep no keys and values, are no more than this unless a context asks for them:
+/// what is known of each takes memory of the host.
+const MAX_EMPTY_BLOCKS: u64 = 1 << 17;
+
 const MIB: u64 = 1024 * 1024;
 
 /// Memory of one device, in bytes.
@@ -126,6 +130,7 @@ impl CacheConfig {
 ///   of full-attention layers, and the window with one step's tokens for each group of windowed layers.
 /// - Nothing: on devices with memory of their own, `Utilization(0.9)`. In unified memory, what `max_num_seqs`
 ///   sequences of `max_model_len` tokens need, but no more than half of what is free.
+/// - Blocks that take no bytes, of a model without attention, are as many as sequences need, whatever the budget.
 /// - `guaranteed` asks for the blocks of `max_num_seqs` sequences, each as long as the context size or, without one,
 ///   as the model's context; a budget must hold them.
 ///
@@ -165,6 +170,9 @@ pub fn calculate_cache_config(
             ledger.bytes_per_block = bytes_per_block[index];
         }
     }
+    if bytes_per_block.iter().all(|bytes| *bytes == 0) {
+        fewest = request.empty_blocks(devices)?;
+    }
     let num_groups = groups.groups.len() as u64;
     if fewest < num_groups {
         return Err(ConfigError::NoBlocks {
@@ -198,6 +206,21 @@ struct SizeRequest<'a> {
 impl SizeRequest<'_> {
     fn blocks(&self, num_seqs: usize, num_tokens: usize) -> u64 {
         self.groups.concurrent_blocks(num_seqs, num_tokens, self.limits.max_num_batched_tokens.max(1), self.block_size) as u64
+    }
+
+    /// How many blocks there are where they take no bytes, so that no budget bounds them: as many as a context asks for, or all
+    /// sequences. Budgets must be such as the devices have nevertheless.
+    fn empty_blocks(&self, devices: &[DeviceMemory]) -> Result<u64, ConfigError> {
+        for (index, device) in devices.iter().enumerate() {
+            self.budget(index, device, 0)?;
+        }
+        let PoolLimits { max_num_seqs, max_model_len, .. } = *self.limits;
+        Ok(match self.config.mem_gpu {
+            Some(MemoryGpuConfig::ContextSize(num_tokens)) if self.config.guaranteed => self.blocks(max_num_seqs, num_tokens),
+            Some(MemoryGpuConfig::ContextSize(num_tokens)) => self.blocks(1, num_tokens),
+            _ if self.config.guaranteed => self.blocks(max_num_seqs, max_model_len),
+            _ => self.blocks(max_num_seqs, max_model_len).min(MAX_EMPTY_BLOCKS.max(self.blocks(1, max_model_len))),
+        })
     }
 
     /// Bytes for blocks on a device, where a block takes `bytes_per_block`.
@@ -297,9 +320,6 @@ fn bytes_per_block(
         for (bytes, of_group) in bytes.iter_mut().zip(of_group) {
             *bytes = (*bytes).max(of_group);
         }
-    }
-    if bytes.iter().all(|bytes| *bytes == 0) {
-        return Err(ConfigError::Zero { field: "the size of a token's KV" });
     }
     Ok(bytes)
 }

@@ -363,3 +363,27 @@ fn groups_that_span_devices_are_sized_by_the_largest_share_on_each() {
     let bytes: Vec<_> = config.ledger.devices.iter().map(|device| device.bytes_per_block).collect();
     assert_eq!(bytes, [3 * 32 * 2 * 512; 2]);
 }
+
+#[test]
+fn blocks_without_bytes_are_as_many_as_sequences_need() {
+    let empty = |mem_gpu, guaranteed, max_model_len| {
+        let config = PagedAttentionConfig { mem_gpu, guaranteed, ..PagedAttentionConfig::default() };
+        let limits = PoolLimits { max_model_len, ..LIMITS };
+        let model = Model { max_seq_len: max_model_len, ..Model::uniform(4, 0) };
+        calculate_cache_config(&config, &model, KvDType::F16, &[host(1)], &limits)
+    };
+    for knob in [None, Some(MemoryGpuConfig::MbAmount(1)), Some(MemoryGpuConfig::Utilization(0.1))] {
+        let cache = empty(knob, false, 8192).unwrap();
+        assert_eq!((cache.num_gpu_blocks, cache.ledger.devices[0].pool_bytes), (32 * 8192 / 32, 0), "{knob:?}");
+        assert_eq!((cache.groups.groups.len(), cache.num_requests_that_fit(8192, 4096)), (1, 32), "{knob:?}");
+    }
+    // Long contexts are not there for all at once, unless they must be.
+    assert_eq!(empty(None, false, 1 << 20).unwrap().num_gpu_blocks, 1 << 17);
+    assert_eq!(empty(None, false, 1 << 24).unwrap().num_gpu_blocks, 1 << 19);
+    assert_eq!(empty(None, true, 1 << 20).unwrap().num_gpu_blocks, 1 << 20);
+    assert_eq!(empty(Some(MemoryGpuConfig::ContextSize(1000)), false, 8192).unwrap().num_gpu_blocks, 32);
+    assert_eq!(empty(Some(MemoryGpuConfig::ContextSize(1000)), true, 8192).unwrap().num_gpu_blocks, 32 * 32);
+    let error = empty(Some(MemoryGpuConfig::MbAmount(2000)), false, 8192).unwrap_err();
+    assert!(matches!(error, ConfigError::MoreThanTheMachine { .. }), "{error}");
+    assert!(matches!(empty(Some(MemoryGpuConfig::ContextSize(0)), false, 8192), Err(ConfigError::Zero { .. })));
+}

@@ -55,6 +55,7 @@ fn argument_structs_have_the_same_size_on_both_sides() {
         GatedDeltaArgs,
         GatedNormArgs,
         Mamba2Args,
+        MambaArgs,
         SigmoidGateArgs
     ];
     for kernel in Kernel::all() {

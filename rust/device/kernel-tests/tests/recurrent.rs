@@ -2,8 +2,8 @@
 //! alone; and the convolution's kernel by itself.
 
 use device::{
-    Backend, Conv, DType, Device, EmbedArgs, EmbeddingTable, GatedDelta, Linear, LinearOptions, Mamba2, Norm, NormKind, Phases,
-    Precision, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache, StepGraphs, StepMetadata, StepRecorder,
+    Backend, Conv, DType, Device, EmbedArgs, EmbeddingTable, GatedDelta, Linear, LinearOptions, Mamba, Mamba2, Norm, NormKind,
+    Phases, Precision, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache, StepGraphs, StepMetadata, StepRecorder,
     WeightView,
     cpu::ReferenceBackend,
     cuda::{CudaBackend, CudaOptions},
@@ -17,7 +17,7 @@ use kernel_tests::{
 };
 
 const HIDDEN: usize = 48;
-const KINDS: usize = 8;
+const KINDS: usize = 11;
 const CLOSE: [f32; 2] = [1e-3, 1e-3];
 
 /// Loads weights in the order in which they are asked for.
@@ -28,10 +28,15 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn linear(&mut self, rows: usize) -> Linear {
-        let scale = (HIDDEN as f32).sqrt().recip();
-        let bytes = self.rng.floats(rows * HIDDEN).into_iter().flat_map(|value| (value * scale).to_le_bytes()).collect();
-        let weight = WeightView::new(DType::F32, rows, HIDDEN, Bytes::from_vec(bytes)).unwrap();
-        let options = LinearOptions { name: "w".into(), precision: Precision::Exact, bias: None };
+        self.matrix([rows, HIDDEN], false)
+    }
+
+    fn matrix(&mut self, [rows, cols]: [usize; 2], has_bias: bool) -> Linear {
+        let scale = (cols as f32).sqrt().recip();
+        let bytes = self.rng.floats(rows * cols).into_iter().flat_map(|value| (value * scale).to_le_bytes()).collect();
+        let weight = WeightView::new(DType::F32, rows, cols, Bytes::from_vec(bytes)).unwrap();
+        let bias = has_bias.then(|| self.rng.floats(rows));
+        let options = LinearOptions { name: "w".into(), precision: Precision::Exact, bias };
         self.backend.load_linear(&weight, &options).unwrap()
     }
 
@@ -51,6 +56,23 @@ impl Source<'_> {
     fn short_conv(&mut self, kernel: usize) -> Recurrent {
         let [b, c, x] = [HIDDEN; 3].map(|rows| self.linear(rows));
         Recurrent::ShortConv(ShortConv { b, c, x, conv: self.conv(HIDDEN, kernel, false) })
+    }
+
+    fn mamba(&mut self, [width, state_dim, rank]: [usize; 3], has_norms: bool) -> Recurrent {
+        let [x, z] = [width; 2].map(|rows| self.linear(rows));
+        let [dt_down, b, c] = [rank, state_dim, state_dim].map(|rows| self.matrix([rows, width], false));
+        Recurrent::Mamba(Mamba {
+            x,
+            z,
+            conv: self.conv(width, 4, !has_norms),
+            dt_down,
+            b,
+            c,
+            norms: has_norms.then(|| [rank, state_dim, state_dim].map(|len| self.norm(len))),
+            dt: self.matrix([width, rank], true),
+            a: self.rates(state_dim * width).into(),
+            d: self.rng.floats(width).into(),
+        })
     }
 
     fn mamba2(&mut self, [num_heads, dim, num_groups, state_dim]: [usize; 4], has_bias: bool) -> Recurrent {
@@ -106,7 +128,10 @@ fn load(backend: &dyn Backend, kind: usize) -> Recurrent {
         4 => source.mamba2([1, 33, 1, 130], false),
         5 => source.gated_delta([2, 4, 16, 24], true),
         6 => source.gated_delta([2, 4, 9, 33], false),
-        _ => source.gated_delta([1, 1, 130, 33], true),
+        7 => source.gated_delta([1, 1, 130, 33], true),
+        8 => source.mamba([72, 16, 8], true),
+        9 => source.mamba([40, 7, 16], false),
+        _ => source.mamba([40, 130, 8], true),
     }
 }
 
@@ -187,7 +212,7 @@ fn recurrent_layers_agree_with_the_plain_backend_and_have_the_same_bits_in_any_c
 fn requests_do_not_see_each_other_and_a_copied_state_goes_on_where_its_source_was() {
     let cuda = CudaBackend::new(driver(Order::Ascending)).unwrap();
     let backend: &dyn Backend = &cuda;
-    for kind in [0, 2, 5] {
+    for kind in [0, 2, 5, 8] {
         let weights = load(backend, kind);
         let states = states(backend, &weights);
         let mut requests: Vec<_> = [(1, 8), (2, 12), (3, 9)].map(|(seed, rows)| Request::new(seed, rows, 3 - seed as u32)).into();
@@ -262,7 +287,7 @@ fn decoded(backend: &CudaBackend, kind: usize, batches: &[&[u32]]) -> Vec<f32> {
 fn replayed_steps_have_the_states_of_their_own_requests() {
     // Three are padded to four; a slot begins while a graph of its size is there, and others rest meanwhile.
     let batches: [&[u32]; 6] = [&[2, 0, 1], &[1], &[3], &[0, 3, 1], &[2, 1], &[3, 2, 0]];
-    for kind in [0, 2, 5] {
+    for kind in [0, 2, 5, 8] {
         let backend =
             |graphs| CudaBackend::with(driver(Order::Ascending), CudaOptions { graphs, ..CudaOptions::default() }).unwrap();
         assert!(decoded(&backend(true), kind, &batches) == decoded(&backend(false), kind, &batches), "kind {kind}");

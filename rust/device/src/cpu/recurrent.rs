@@ -3,6 +3,8 @@
 
 #![allow(clippy::inline_always)] // ISA code must be inlined.
 
+mod mamba;
+
 use std::ops::Range;
 
 use crate::{
@@ -142,16 +144,24 @@ pub fn recurrent(
         }
     }
     let run = Run { context, step, states, layer, values: SharedOut::new(values.as_mut_slice()) };
-    let mut project = |outputs: &mut [(&Linear, &mut Tensor)]| {
+    let mut multiply = |(x, norm): Input<'_>, outputs: &mut [(&Linear, &mut Tensor)]| {
         let mut projections: Vec<_> = outputs.iter_mut().map(|(linear, out)| Projection { linear, out }).collect();
-        norm_linear(context, linear, hidden, norm, &mut projections);
+        norm_linear(context, linear, x, norm, &mut projections);
     };
+    let mut project = |outputs: &mut [(&Linear, &mut Tensor)]| multiply((hidden, norm), outputs);
     match weights {
+        Recurrent::Mamba(weights) => mamba::mamba(&run, &mut multiply, (hidden, norm), scratch, weights, out),
         Recurrent::ShortConv(weights) => short_conv(&run, &mut project, scratch, weights, out),
         Recurrent::Mamba2(weights) => mamba2(&run, &mut project, scratch, weights, out),
         Recurrent::GatedDelta(weights) => gated_delta(&run, &mut project, scratch, weights, out),
     }
 }
+
+/// Rows, and a norm that is applied to them first.
+type Input<'a> = (&'a Tensor, Option<&'a Norm>);
+
+/// Multiplies rows by matrices.
+type Multiply<'a> = &'a mut dyn FnMut(Input<'_>, &mut [(&Linear, &mut Tensor)]);
 
 /// Multiplies the hidden state by matrices.
 type Project<'a> = &'a mut dyn FnMut(&mut [(&Linear, &mut Tensor)]);

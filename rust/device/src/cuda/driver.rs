@@ -9,9 +9,9 @@ use crate::kernel_args::{
     AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType,
     EmbedArgs, FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupTile,
     GroupedArgs, LatentAttentionArgs, LatentCacheArgs, LayerInputsArgs, LoraArgs, LoraDelta, LoraEmbedArgs, LoraEmbedding,
-    LoraRow, LoraTile, Mamba2Args, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RecurrentRequest, RopeAndCacheArgs,
-    RoundValuesArgs, RouteArgs, SampleArgs, SampleRow, ScaleAndClampArgs, SigmoidGateArgs, StreamRowsArgs, StreamsArgs,
-    TopLogprobsArgs,
+    LoraRow, LoraTile, Mamba2Args, MambaArgs, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RecurrentRequest,
+    RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, SampleRow, ScaleAndClampArgs, SigmoidGateArgs, StreamRowsArgs,
+    StreamsArgs, TopLogprobsArgs,
 };
 
 use super::{CudaError, Gpu, GpuMemory, kernels::Kernel};
@@ -260,7 +260,7 @@ plain!(SampleArgs, SampleRow, TopLogprobsArgs);
 plain!(AddExpertsArgs, GroupTile, GroupedArgs, RouteArgs);
 plain!(LatentAttentionArgs, LatentCacheArgs);
 plain!(LoraArgs, LoraDelta, LoraEmbedArgs, LoraEmbedding, LoraRow, LoraTile);
-plain!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, RecurrentRequest, SigmoidGateArgs);
+plain!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, MambaArgs, RecurrentRequest, SigmoidGateArgs);
 
 /// The values as they lie in memory.
 pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {

@@ -11,7 +11,7 @@ use crate::{
     Activation, Adapter, AdapterRows, AttentionArgs, AttentionParams, Backend, CacheEngine, Conv, DType, Device, DeviceSampler,
     EmbedArgs, EmbeddingDelta, EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, GateUpArgs,
     GatedDelta, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases, LatentQuery,
-    LayerInputArgs, Linear, LinearDelta, LinearOptions, LowRank, Magnitude, Mamba2, Norm, NormKind, Phases, Precision,
+    LayerInputArgs, Linear, LinearDelta, LinearOptions, LowRank, Magnitude, Mamba, Mamba2, Norm, NormKind, Phases, Precision,
     Projection, Recurrent, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, RouterScore, RoutingRule, RowSampling,
     StepMetadata, StreamArgs, WeightView, mmap::Bytes,
 };
@@ -220,6 +220,19 @@ fn recur(backend: &CudaBackend, state_rows: usize) {
         state_dim: state_rows,
         dt_limits: [0.0, f32::INFINITY],
     });
+    let zeros = |len| vec![0.0; len].into();
+    let mamba = Recurrent::Mamba(Mamba {
+        x: linear(WIDTH),
+        z: linear(WIDTH),
+        conv: conv(WIDTH),
+        dt_down: linear(WIDTH),
+        b: linear(state_rows),
+        c: linear(state_rows),
+        norms: None,
+        dt: linear(WIDTH),
+        a: zeros(state_rows * WIDTH),
+        d: zeros(WIDTH),
+    });
     let gated_delta = Recurrent::GatedDelta(GatedDelta {
         q: linear(state_rows),
         k: linear(state_rows),
@@ -246,7 +259,7 @@ fn recur(backend: &CudaBackend, state_rows: usize) {
     backend.begin_step(&step);
     let [mut hidden, mut out] = [(); 2].map(|()| backend.alloc(2, WIDTH).unwrap());
     hidden.set_rows(2);
-    for weights in [&mamba2, &gated_delta] {
+    for weights in [&mamba, &mamba2, &gated_delta] {
         let states = backend.alloc_states(2, &[weights.state_len()]).unwrap();
         backend
             .recurrent(RecurrentArgs { hidden: &hidden, norm: None, weights, states: &states, layer: 0, out: &mut out }, &step);

@@ -4,11 +4,13 @@
 //! ([`RecurrentRequest`]), in lists that graphs find at fixed addresses; requests that pad a graph have no states, and nothing is
 //! computed for them.
 
+mod mamba;
+
 use std::sync::Arc;
 
 use crate::{
-    Constant, Conv, DeviceError, DeviceStates, GatedDelta, Linear, Mamba2, Norm, Recurrent, RecurrentArgs, RecurrentPhases,
-    ShortConv, StateCache, StepMetadata, Tensor, WorkspaceShape,
+    Constant, Conv, DeviceError, DeviceStates, GatedDelta, Linear, Mamba, Mamba2, Norm, Recurrent, RecurrentArgs,
+    RecurrentPhases, ShortConv, StateCache, StepMetadata, Tensor, WorkspaceShape,
     kernel_args::{
         CausalConvArgs, ConvPart, DevicePtr, GatedDeltaArgs, GatedNormArgs, MAX_CONVS, Mamba2Args, NO_SLOT, RecurrentRequest,
         SigmoidGateArgs,
@@ -17,7 +19,7 @@ use crate::{
 
 use super::{
     CudaBackend, CudaError,
-    backend::{device, done, plain, rows},
+    backend::{State, device, done, plain, rows},
     driver::{DeviceMemory, Driver},
     kernels::{Kernel, launch},
     memory::{Constants, Scratch},
@@ -35,6 +37,8 @@ const COLUMNS_PER_CTA: usize = 32;
 const GATED_PER_CTA: usize = 1024;
 /// Rows of a state that the scans are made for, by their suffix.
 const STATE_ROWS: [usize; 2] = [128, 256];
+/// The same of `mamba_*`: of most models they are 16.
+const CHANNEL_STATE_ROWS: [usize; 3] = [16, 128, 256];
 /// Buffers begin at a multiple of so many values.
 const ALIGNMENT: usize = 64;
 /// Buffers of a layer at most: six projections and three convolutions.
@@ -43,6 +47,7 @@ const MAX_BUFFERS: usize = 9;
 /// The kernels, and what is between them.
 pub struct Recurrence {
     causal_conv: Kernel,
+    mamba: [Kernel; CHANNEL_STATE_ROWS.len()],
     mamba2: [Kernel; STATE_ROWS.len()],
     gated_delta: [Kernel; STATE_ROWS.len()],
     gated_norm: Kernel,
@@ -60,6 +65,7 @@ impl Recurrence {
         };
         Ok(Self {
             causal_conv: Kernel::named("causal_conv")?,
+            mamba: mamba::kernels()?,
             mamba2: scans("mamba2")?,
             gated_delta: scans("gated_delta")?,
             gated_norm: Kernel::named("gated_norm")?,
@@ -210,10 +216,10 @@ impl Run<'_> {
         Ok(offset)
     }
 
-    /// The scan for states of so many rows, of one of these families.
-    fn scan(kernels: [Kernel; STATE_ROWS.len()], rows: usize) -> Kernel {
-        let fits = STATE_ROWS.iter().position(|most| rows <= *most);
-        kernels[fits.unwrap_or_else(|| panic!("states of {rows} rows have no GPU kernel; those of up to {STATE_ROWS:?} have"))]
+    /// The scan for states of so many rows, of one of these families, whose kernels are made for so many.
+    fn scan<const N: usize>(kernels: [Kernel; N], made_for: [usize; N], rows: usize) -> Kernel {
+        let fits = made_for.iter().position(|most| rows <= *most);
+        kernels[fits.unwrap_or_else(|| panic!("states of {rows} rows have no GPU kernel; those of up to {made_for:?} have"))]
     }
 
     fn short_conv(&mut self, weights: &ShortConv, [b, c, x]: [DevicePtr; 3]) -> Result<(), CudaError> {
@@ -248,7 +254,7 @@ impl Run<'_> {
         };
         let grid = [num_heads * head_dim.div_ceil(COLUMNS_PER_CTA), self.num_reqs, 1];
         // SAFETY: as for the convolution.
-        unsafe { launch(self.driver, Self::scan(self.kernels.mamba2, state_dim), grid, &args)? };
+        unsafe { launch(self.driver, Self::scan(self.kernels.mamba2, STATE_ROWS, state_dim), grid, &args)? };
         let groups = [num_groups, width / num_groups];
         self.gated_norm(weights.norm.as_ref(), (z, z_scale), groups, weights.gates_first)
     }
@@ -293,7 +299,7 @@ impl Run<'_> {
         };
         let grid = [num_value_heads * value_dim.div_ceil(COLUMNS_PER_CTA), self.num_reqs, 1];
         // SAFETY: as for the convolutions.
-        unsafe { launch(self.driver, Self::scan(self.kernels.gated_delta, key_dim), grid, &args)? };
+        unsafe { launch(self.driver, Self::scan(self.kernels.gated_delta, STATE_ROWS, key_dim), grid, &args)? };
         self.gated_norm(Some(&weights.norm), (z, 1.0), [num_value_heads, value_dim], false)
     }
 
@@ -359,8 +365,10 @@ impl CudaBackend {
         assert_eq!(num_reqs, state.lists.num_reqs(), "the step that was begun");
         let num_rows = hidden.rows();
         let cols: Vec<usize> = linears.iter().map(|linear| linear.out_features).collect();
+        let of_hidden = if let Recurrent::Mamba(_) = weights { mamba::OF_HIDDEN } else { linears.len() };
         let convolved = match weights {
             Recurrent::ShortConv(_) => [0; 3],
+            Recurrent::Mamba(weights) => [weights.conv.num_channels, 0, 0],
             Recurrent::Mamba2(weights) => [weights.conv.num_channels, 0, 0],
             Recurrent::GatedDelta(weights) => weights.channels(),
         };
@@ -372,10 +380,33 @@ impl CudaBackend {
         let (mixed, _) = place(num_rows, convolved, end);
         let products: Vec<_> = linears.iter().zip(projected).map(|(linear, out)| plain(linear, out)).collect();
         // SAFETY: there is room for every product.
-        unsafe { self.multiply(state, rows(hidden), norm, &products)? };
+        unsafe { self.multiply(state, rows(hidden), norm, &products[..of_hidden])? };
+        let [first, second, third, ..] = projected;
+        let of_layer = (states, layer, device(out).at());
+        let mut run = self.run(state, (num_reqs, num_rows), of_layer);
+        match weights {
+            Recurrent::Mamba(weights) => {
+                run.convolve_mamba(weights, first, mixed[0])?;
+                // SAFETY: as above, of what has been computed since.
+                unsafe { self.multiply_mixed(state, weights, (num_rows, mixed[0], projected[2]), &products[of_hidden..])? };
+                self.run(state, (num_reqs, num_rows), of_layer).mamba(weights, projected, mixed[0])
+            }
+            Recurrent::ShortConv(weights) => run.short_conv(weights, [first, second, third]),
+            Recurrent::Mamba2(weights) => run.mamba2(weights, [first, second, third], mixed[0]),
+            Recurrent::GatedDelta(weights) => run.gated_delta(weights, projected, mixed),
+        }
+    }
+
+    /// What the parts of a layer have in common, whose result is there.
+    fn run<'a>(
+        &'a self,
+        state: &'a mut State,
+        (num_reqs, num_rows): (usize, usize),
+        (states, layer, out): (&StateCache, usize, DevicePtr),
+    ) -> Run<'a> {
         let of_slot = states.range(0, layer);
         let slots = states.device::<DeviceStateSlots>().expect("states of this backend");
-        let mut run = Run {
+        Run {
             driver: self.driver(),
             kernels: &state.recurrence,
             constants: &mut state.constants,
@@ -385,13 +416,7 @@ impl CudaBackend {
             states: slots.memory.range(of_slot.start * size_of::<f32>(), of_slot.len() * size_of::<f32>()),
             state_len: of_slot.len(),
             slot_stride: states.slot_len() as u64,
-            out: device(out).at(),
-        };
-        let [first, second, third, ..] = projected;
-        match weights {
-            Recurrent::ShortConv(weights) => run.short_conv(weights, [first, second, third]),
-            Recurrent::Mamba2(weights) => run.mamba2(weights, [first, second, third], mixed[0]),
-            Recurrent::GatedDelta(weights) => run.gated_delta(weights, projected, mixed),
+            out,
         }
     }
 
@@ -410,10 +435,11 @@ impl CudaBackend {
     }
 }
 
-/// What the hidden state is multiplied by, in the order of the fields.
+/// What the hidden state is multiplied by, in the order of the fields; of Mamba behind it what other rows are.
 fn linears(weights: &Recurrent) -> Vec<&Linear> {
     match weights {
         Recurrent::ShortConv(ShortConv { b, c, x, .. }) => vec![b, c, x],
+        Recurrent::Mamba(Mamba { x, z, dt_down, b, c, dt, .. }) => vec![x, z, dt_down, b, c, dt],
         Recurrent::Mamba2(Mamba2 { z, xbc, dt, .. }) => vec![z, xbc, dt],
         Recurrent::GatedDelta(GatedDelta { q, k, v, z, b, dt, .. }) => vec![q, k, v, z, b, dt],
     }

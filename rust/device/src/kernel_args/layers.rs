@@ -127,6 +127,29 @@ pub struct CausalConvArgs {
     pub rows_per_cta: u32,
 }
 
+/// `mamba_*`: the scan of Mamba, times silu(z).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MambaArgs {
+    pub x: DevicePtr,
+    pub z: DevicePtr,
+    pub dt: DevicePtr,
+    pub b: DevicePtr,
+    pub c: DevicePtr,
+    pub b_norm: DevicePtr,
+    pub c_norm: DevicePtr,
+    pub a: DevicePtr,
+    pub d: DevicePtr,
+    pub out: DevicePtr,
+    pub states: DevicePtr,
+    pub requests: DevicePtr,
+    pub slot_stride: u64,
+    pub num_channels: u32,
+    pub state_dim: u32,
+    pub b_eps: f32,
+    pub c_eps: f32,
+}
+
 /// `mamba2_*`: the scan of Mamba-2.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

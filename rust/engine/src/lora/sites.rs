@@ -14,7 +14,7 @@ use crate::{
         loader::Loader,
         part::{Table, Weights},
     },
-    weights::{FusedRows, Matrix, Names, Role, WeightId, WeightSource},
+    weights::{FusedRows, MambaRole, Matrix, Names, Role, WeightId, WeightSource},
 };
 
 /// A linear layer that adapters may change.
@@ -105,9 +105,10 @@ fn is_adaptable(role: Role) -> bool {
     let network = [
         FfnGate, FfnUp, FfnDown, Router, ExpertGate, ExpertUp, ExpertDown, LatentDown, LatentUp, SharedGate, SharedUp, SharedDown,
     ];
+    let mamba = [MambaRole::X, MambaRole::StepsDown, MambaRole::B, MambaRole::C, MambaRole::Steps].map(Role::Mamba);
     let recurrent = [ConvB, ConvC, ConvX, MambaZ, MambaXbc, MambaDt];
     let others = [SharedWeight, Embedding, Output];
-    is_of_gated_delta(role) || [&attention[..], &network, &recurrent, &others].iter().any(|roles| roles.contains(&role))
+    is_of_gated_delta(role) || [&attention[..], &network, &recurrent, &mamba, &others].iter().any(|roles| roles.contains(&role))
 }
 
 /// The gated delta rule's. llama.cpp's converter changes the order of its value heads (`DeltaLayout::Tiled`): of rows beside

@@ -12,7 +12,7 @@ use check::in_range;
 pub(super) use check::positive;
 pub use ffn::{DenseConfig, ExpertsConfig, FfnConfig, SharedConfig};
 pub use latent::LatentConfig;
-pub use recurrent::{DeltaLayout, MambaScales, RecurrentConfig};
+pub use recurrent::{DeltaLayout, MambaNorms, MambaScales, RecurrentConfig};
 
 use super::rope::{RopeConfig, RopeRows};
 use crate::EngineError;

@@ -16,6 +16,7 @@ use crate::{
     weights::{Metadata, MetadataValue, Role, WeightId, WeightSource, hub::HubFormat},
 };
 
+mod bare;
 mod rope;
 pub use rope::yarn_mscale;
 
@@ -582,6 +583,11 @@ impl GgufFields<'_> {
         Ok((config, experts))
     }
 
+    fn eos_token_ids(&self) -> Vec<u32> {
+        let token = |key: &str| self.metadata.usize(key).and_then(|id| u32::try_from(id).ok());
+        ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"].into_iter().filter_map(token).collect()
+    }
+
     fn decoder_of_any_kind(&self, architecture: &'static str, style: RopeStyle) -> Result<DecoderConfig, EngineError> {
         let keys = [
             "embedding_length",
@@ -608,15 +614,13 @@ impl GgufFields<'_> {
                 return Err(self.error(key, format!("is {n}; it must be {value}, {of}")));
             }
         }
-        let token = |key: &str| self.metadata.usize(key).and_then(|id| u32::try_from(id).ok());
-        let eos = ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"].into_iter().filter_map(token).collect();
         let mut config = DecoderConfig {
             architecture,
             vocab_size,
             norm: self.norm()?,
             ropes: vec![self.rope(style, head_dim)?],
             tie_word_embeddings: !self.weights.contains(WeightId::global(Role::Output)),
-            eos_token_ids: eos,
+            eos_token_ids: self.eos_token_ids(),
             num_mtp_layers: self.size("nextn_predict_layers")?.unwrap_or(0),
             ..sizes
         };

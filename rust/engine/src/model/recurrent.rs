@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use device::{Constant, Conv, GatedDelta, Linear, Mamba2, Norm, NormKind, Recurrent, RecurrentArgs, ShortConv, Tensor};
+use device::{Constant, Conv, GatedDelta, Linear, Mamba, Mamba2, Norm, NormKind, Recurrent, RecurrentArgs, ShortConv, Tensor};
 
 use super::{
-    config::{DeltaLayout, RecurrentConfig},
+    config::{DeltaLayout, MambaNorms, RecurrentConfig},
     part::{Buffers, Context, Weights},
 };
 use crate::{
     EngineError,
-    weights::{Matrix, Role, WeightId},
+    weights::{MambaRole, Matrix, Role, WeightId},
 };
 
 pub(crate) struct RecurrentMixer {
@@ -31,10 +31,12 @@ impl RecurrentMixer {
         let mut parts = Parts { weights, layer, hidden };
         let recurrent = match *config {
             RecurrentConfig::ShortConv { kernel } => Recurrent::ShortConv(parts.short_conv(kernel)?),
+            RecurrentConfig::Mamba { .. } => Recurrent::Mamba(parts.mamba(config)?),
             RecurrentConfig::Mamba2 { .. } => Recurrent::Mamba2(parts.mamba2(config)?),
             RecurrentConfig::GatedDelta { .. } => Recurrent::GatedDelta(parts.gated_delta(config)?),
         };
-        let has_bias = matches!(config, RecurrentConfig::Mamba2 { proj_bias: true, .. });
+        let has_bias =
+            matches!(config, RecurrentConfig::Mamba { proj_bias: true, .. } | RecurrentConfig::Mamba2 { proj_bias: true, .. });
         let output = Matrix::new(WeightId::layer(layer, Role::MixOutput), [hidden, width], has_bias);
         Ok(Self { weights: recurrent, output: weights.linear(&output)?, out: place(is_beside) })
     }
@@ -119,6 +121,47 @@ impl Parts<'_> {
         let [b, c, x] = self.linears(Matrix::fused(self.id(Role::MixInput), parts, hidden, false))?;
         let [conv] = self.convs(kernel, [hidden], false)?;
         Ok(ShortConv { b, c, x, conv })
+    }
+
+    fn mamba(&mut self, config: &RecurrentConfig) -> Result<Mamba, EngineError> {
+        let RecurrentConfig::Mamba { num_channels, state_dim, rank, kernel, conv_bias, proj_bias, norms } = *config else {
+            return Err(EngineError::Internal("a Mamba layer of another kind".into()));
+        };
+        let parts = [Role::Mamba(MambaRole::X), Role::MambaZ].map(|role| (role, num_channels));
+        let [x, z] = self.linears(Matrix::fused(self.id(Role::MixInput), parts, self.hidden, proj_bias))?;
+        let [conv] = self.convs(kernel, [num_channels], conv_bias)?;
+        let parts = [(MambaRole::StepsDown, rank), (MambaRole::B, state_dim), (MambaRole::C, state_dim)];
+        let parts = parts.map(|(role, rows)| (Role::Mamba(role), rows));
+        let whole = self.id(Role::Mamba(MambaRole::Parameters));
+        let [dt_down, b, c] = self.linears(Matrix::fused(whole, parts, num_channels, false))?;
+        let steps = Matrix::new(self.id(Role::Mamba(MambaRole::Steps)), [num_channels, rank], true);
+        let a = self.weights.values(self.id(Role::MixDecay), num_channels * state_dim)?;
+        Ok(Mamba {
+            x,
+            z,
+            conv,
+            dt_down,
+            b,
+            c,
+            norms: self.mamba_norms(norms, [rank, state_dim, state_dim])?,
+            dt: self.weights.linear(&steps)?,
+            a: transposed(&a, state_dim),
+            d: self.weights.values(self.id(Role::MambaD), num_channels)?,
+        })
+    }
+
+    fn mamba_norms(&mut self, norms: MambaNorms, lens: [usize; 3]) -> Result<Option<[Norm; 3]>, EngineError> {
+        let (eps, has_weights) = match norms {
+            MambaNorms::Nothing => return Ok(None),
+            MambaNorms::Unweighted(eps) => (eps, false),
+            MambaNorms::Weighted(eps) => (eps, true),
+        };
+        let mut all = Vec::new();
+        for (role, len) in [MambaRole::StepsNorm, MambaRole::BNorm, MambaRole::CNorm].into_iter().zip(lens) {
+            let weight = if has_weights { self.weights.values(self.id(Role::Mamba(role)), len)? } else { vec![1.0; len].into() };
+            all.push(Norm { kind: NormKind::Rms, weight, bias: None, eps });
+        }
+        all.try_into().map(Some).map_err(|_| EngineError::Internal("as many norms as were asked for".into()))
     }
 
     fn mamba2(&mut self, config: &RecurrentConfig) -> Result<Mamba2, EngineError> {
@@ -206,6 +249,12 @@ impl Parts<'_> {
             is_grouped: layout != DeltaLayout::Tiled,
         })
     }
+}
+
+/// Rows of so many columns as columns.
+fn transposed(values: &Constant, cols: usize) -> Constant {
+    let rows = values.len() / cols;
+    (0..values.len()).map(|at| values[at % rows * cols + at / rows]).collect::<Vec<_>>().into()
 }
 
 /// Multiplies the weights of a convolution, `[kernel, num_channels]`, by the scales of its channels, so many of each.

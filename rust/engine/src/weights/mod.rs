@@ -25,7 +25,7 @@ use half::{bf16, f16};
 pub(crate) use chunks::write_chunks;
 pub use gguf::GgufFiles;
 pub use metadata::{Metadata, MetadataValue};
-pub use names::{CrossRole, ModelPlace, Names, Role, WeightId, XieluRole};
+pub use names::{CrossRole, MambaRole, ModelPlace, Names, Role, WeightId, XieluRole};
 pub use safetensors::SafetensorsFiles;
 
 use crate::EngineError;

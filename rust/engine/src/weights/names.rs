@@ -1,5 +1,9 @@
 //! Names of weights: in Hugging Face checkpoints and in GGUF files.
 
+mod mamba;
+
+pub use mamba::MambaRole;
+
 /// What a weight is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
@@ -79,6 +83,8 @@ pub enum Role {
     /// The rate of decay; of Hugging Face checkpoints the logarithm of its negative.
     MixDecay,
     MambaD,
+    /// Of Mamba alone.
+    Mamba(MambaRole),
     MixNorm,
     MixOutput,
     DeltaQ,
@@ -285,6 +291,7 @@ impl Role {
             Self::Conv => ("ssm_conv1d", "mamba.conv1d"),
             Self::MixDtBias => ("ssm_dt.bias$", "mamba.dt_bias$"),
             Self::MixDecay => ("ssm_a$", "mamba.A_log$"),
+            Self::Mamba(role) => role.names(),
             Self::MambaD => ("ssm_d$", "mamba.D$"),
             Self::MixNorm => ("ssm_norm", "mamba.norm"),
             Self::MixOutput => ("ssm_out", "mamba.out_proj"),

@@ -124,7 +124,7 @@ fn add_scaled_body(x: &[f32], scale: f32, out: &mut [f32]) {
 /// e^x to 2e-7 relative: 2^n times a degree-6 polynomial on |r| <= ln(2) / 2 (the classic Cody-Waite reduction, Taylor-like
 /// coefficients fitted by Cephes `expf`).
 #[inline(always)]
-fn exp(x: f32) -> f32 {
+pub(in crate::cpu) fn exp(x: f32) -> f32 {
     // The clamp keeps n within the exponents of normal numbers; silu and gelu do not see the difference.
     let x = x.clamp(-87.0, 88.0);
     let rounded = x * std::f32::consts::LOG2_E + ROUND;
@@ -136,6 +136,21 @@ fn exp(x: f32) -> f32 {
     }
     let p = p * (r * r) + r + 1.0;
     p * f32::from_bits(rounded.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23)
+}
+
+/// `ln(1 + e^x)` to 3e-7 relative: x, if it is positive, and `ln(1 + t)` of `t = e^-|x|`, which is `2 atanh(t / (2 + t))`, by the
+/// first terms of the series.
+#[inline(always)]
+pub(in crate::cpu) fn softplus(x: f32) -> f32 {
+    let t = exp(-x.abs());
+    let s = t / (2.0 + t);
+    let square = s * s;
+    let mut p = 1.0 / 15.0;
+    for c in [1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0] {
+        p = p * square + c;
+    }
+    let above = if x > 0.0 { x } else { 0.0 };
+    above + 2.0 * s * p
 }
 
 #[inline(always)]

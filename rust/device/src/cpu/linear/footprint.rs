@@ -42,7 +42,8 @@ fn is_split(lm_head: DType, precision: Precision, isa: Isa) -> bool {
 /// Bytes of [`LinearScratch`](super::LinearScratch) once it has grown to its largest.
 pub fn workspace_bytes(shape: &WorkspaceShape, isa: Isa, num_threads: usize) -> u64 {
     let WorkspaceShape { num_tokens, hidden_size, intermediate_size, num_heads, head_dim, .. } = *shape;
-    let widest = hidden_size.max(intermediate_size).max(num_heads * head_dim);
+    // What a recurrent layer gives is no wider than half of its projections: there is a gate for each column.
+    let widest = hidden_size.max(intermediate_size).max(num_heads * head_dim).max(shape.recurrent_width / 2);
     let float_bytes = |len: usize| (len * size_of::<f32>()) as u64;
     let normed = float_bytes(num_tokens * hidden_size);
     let wide = if shape.post_norms { normed } else { 0 };

@@ -1,7 +1,7 @@
 //! Recurrent layers, plainly and in double precision.
 
 use crate::{
-    Activation, AdapterRows, Conv, GatedDelta, Linear, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv,
+    Activation, AdapterRows, Conv, GatedDelta, Linear, Mamba, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv,
     StepMetadata, Tensor,
 };
 
@@ -53,6 +53,7 @@ fn convolve(conv: &Conv, state: &mut [f32], x: &[f32]) -> Vec<f32> {
 fn rows(weights: &Recurrent, input: Input<'_>, state: &mut [f32], out: &mut [f32]) {
     match weights {
         Recurrent::ShortConv(weights) => short_conv(weights, input, state, out),
+        Recurrent::Mamba(weights) => mamba(weights, input, state, out),
         Recurrent::Mamba2(weights) => mamba2(weights, input, state, out),
         Recurrent::GatedDelta(weights) => gated_delta(weights, input, state, out),
     }
@@ -66,6 +67,33 @@ fn short_conv(ShortConv { b, c, x, conv }: &ShortConv, input: Input<'_>, state: 
         let gated: Vec<_> = b[row.clone()].iter().zip(&x[row.clone()]).map(|(b, x)| b * x).collect();
         let mixed = convolve(conv, state, &gated);
         out.iter_mut().zip(mixed).zip(&c[row]).for_each(|((out, mixed), c)| *out = mixed * c);
+    }
+}
+
+fn mamba(weights: &Mamba, input: Input<'_>, state: &mut [f32], out: &mut [f32]) {
+    let [x, z] = [&weights.x, &weights.z].map(|linear| input.product(linear));
+    let (width, state_dim) = (weights.x.out_features, weights.state_dim());
+    let (past, states) = state.split_at_mut(weights.conv.state_len());
+    let mixed: Vec<f32> = x.chunks_exact(width).flat_map(|x| convolve(&weights.conv, past, x)).map(silu).collect();
+    let mixed_input = Input { values: &mixed, ..input };
+    let [mut dt, mut b, mut c] = [&weights.dt_down, &weights.b, &weights.c].map(|linear| mixed_input.product(linear));
+    for (norm, values) in weights.norms.iter().flatten().zip([&mut dt, &mut b, &mut c]) {
+        values.chunks_exact_mut(norm.weight.len()).for_each(|row| norm_row(norm, row));
+    }
+    let dt = Input { values: &dt, ..input }.product(&weights.dt);
+    for (token, out) in out.chunks_exact_mut(width).enumerate() {
+        for (channel, out) in out.iter_mut().enumerate() {
+            let at = token * width + channel;
+            let (x, step) = (f64::from(mixed[at]), softplus(f64::from(dt[at])));
+            let mut sum = f64::from(weights.d[channel]) * x;
+            for n in 0..state_dim {
+                let place = &mut states[n * width + channel];
+                let decay = (step * f64::from(weights.a[n * width + channel])).exp();
+                *place = (f64::from(*place) * decay + step * x * f64::from(b[token * state_dim + n])) as f32;
+                sum += f64::from(*place) * f64::from(c[token * state_dim + n]);
+            }
+            *out = (sum * f64::from(silu(z[at]))) as f32;
+        }
     }
 }
 

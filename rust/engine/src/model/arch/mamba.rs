@@ -47,18 +47,23 @@ pub(super) fn limits(fields: &HfFields<'_>) -> Result<[f32; 2], EngineError> {
 /// Of a GGUF file. Its converters write no bounds of steps.
 pub(super) fn read_gguf(fields: &GgufFields<'_>, config: &DecoderConfig) -> Result<RecurrentConfig, EngineError> {
     let (num_heads, width) = (fields.required_size("ssm.time_step_rank")?, fields.required_size("ssm.inner_size")?);
-    let has_bias = |layer| fields.weights.contains(WeightId::layer(layer, Role::Conv).bias());
     Ok(RecurrentConfig::Mamba2 {
         num_heads,
         head_dim: width / num_heads.max(1),
         num_groups: fields.required_size("ssm.group_count")?,
         state_dim: fields.required_size("ssm.state_size")?,
         kernel: fields.required_size("ssm.conv_kernel")?,
-        conv_bias: (0..config.layers.len()).any(has_bias),
+        conv_bias: has_conv_bias(fields, config),
         proj_bias: false,
         eps: Some(config.norm.eps),
         gates_first: true,
         limits: UNLIMITED,
         scales: MambaScales::ONE,
     })
+}
+
+/// Whether convolutions have biases in a GGUF file.
+pub(super) fn has_conv_bias(fields: &GgufFields<'_>, config: &DecoderConfig) -> bool {
+    let has_bias = |layer| fields.weights.contains(WeightId::layer(layer, Role::Conv).bias());
+    (0..config.layers.len()).any(has_bias)
 }

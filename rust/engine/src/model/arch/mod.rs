@@ -31,11 +31,14 @@ mod helium;
 mod hunyuan;
 mod hunyuan_moe;
 mod internlm;
+mod jamba;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
 mod llama4;
 mod mamba;
+mod mamba1;
+mod mamba2;
 mod minicpm;
 mod minimax_m2;
 mod ministral3;
@@ -201,6 +204,10 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             nemotron_h::ARCHITECTURE,
             nemotron_h::MOE,
             falcon_h1::ARCHITECTURE,
+            mamba1::ARCHITECTURE,
+            mamba1::FALCON,
+            mamba2::ARCHITECTURE,
+            jamba::ARCHITECTURE,
             qwen3_next::NEXT,
             qwen3_next::QWEN3_5,
             qwen3_next::QWEN3_5_MOE,

@@ -3,8 +3,8 @@
 use device::{MAX_EXPERT_GROUPS, MAX_EXPERTS, MAX_STREAMS, Mask, QueryScale};
 
 use super::{
-    AttentionConfig, DecoderConfig, DenseConfig, ExpertsConfig, FfnConfig, LayerConfig, LayerInputsConfig, MAX_HEAD_DIM,
-    MAX_HEADS, MAX_LAYERS, MAX_SIZE, Norms, QkNorm, RecurrentConfig, ResidualScales, StreamsConfig,
+    AttentionConfig, DecoderConfig, DenseConfig, ExpertsConfig, FfnConfig, LayerInputsConfig, MAX_HEAD_DIM, MAX_HEADS,
+    MAX_LAYERS, MAX_SIZE, Norms, QkNorm, ResidualScales, StreamsConfig,
 };
 use crate::EngineError;
 
@@ -70,8 +70,8 @@ impl DecoderConfig {
         }
         self.streams.map_or(Ok(()), |streams| self.check_streams(streams))?;
         (0..self.layers.len()).try_for_each(|layer| self.check_layer(layer))?;
-        if !self.layers.iter().any(LayerConfig::has_kv) {
-            return Err("no layer has attention over tokens; at least one must".into());
+        if !self.layers.iter().any(|layer| layer.has_kv() || layer.recurrent.is_some()) {
+            return Err("no layer has attention over tokens or a state; at least one must".into());
         }
         if self.num_further_rows > 0 && self.tie_word_embeddings {
             return Err(format!(
@@ -135,7 +135,7 @@ impl DecoderConfig {
         let ResidualScales { attention, recurrent, ffn } = layer.residual_scales;
         [attention, recurrent, ffn].into_iter().try_for_each(|scale| positive("residual scale", scale))?;
         self.check_ffn(&layer.ffn)?;
-        layer.recurrent.as_ref().map_or(Ok(()), RecurrentConfig::check)?;
+        layer.recurrent.as_ref().map_or(Ok(()), |recurrent| recurrent.check(self.hidden_size))?;
         self.check_parts(index)?;
         if !layer.has_kv() && !layer.is_cross {
             return Ok(());
@@ -221,6 +221,7 @@ mod tests {
     use paged::KvGroups;
 
     use super::*;
+    use crate::model::config::LayerConfig;
 
     /// Of these heads and windows, each a layer; the last two read what layers 0 and 1 have written.
     fn sharing() -> DecoderConfig {

@@ -1,6 +1,6 @@
 //! What layers are like that keep a state of fixed size a request.
 
-use super::{MAX_HEAD_DIM, MAX_HEADS, in_range, positive};
+use super::{MAX_HEAD_DIM, MAX_HEADS, MAX_SIZE, in_range, positive};
 
 const MAX_KERNEL: usize = 64;
 
@@ -12,7 +12,24 @@ pub enum RecurrentConfig {
         /// Tokens that an output is made of.
         kernel: usize,
     },
-    /// A state space (Mamba-2, arXiv:2405.21060).
+    /// A state space of each channel (Mamba, arXiv:2312.00752).
+    Mamba {
+        /// Channels.
+        num_channels: usize,
+        /// Elements of what goes into and comes out of the state of each.
+        state_dim: usize,
+        /// Columns that the lengths of steps are made of.
+        rank: usize,
+        /// Tokens that an output of the convolution is made of.
+        kernel: usize,
+        /// The convolution has biases.
+        conv_bias: bool,
+        /// The projections must have biases; else they may.
+        proj_bias: bool,
+        /// Of these columns, and of what goes into and comes out of the state.
+        norms: MambaNorms,
+    },
+    /// A state space of each head (Mamba-2, arXiv:2405.21060).
     Mamba2 {
         /// Heads.
         num_heads: usize,
@@ -54,6 +71,17 @@ pub enum RecurrentConfig {
         /// Added to the mean square by the norm within.
         eps: f32,
     },
+}
+
+/// RMS norms within a Mamba layer, each with an epsilon.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MambaNorms {
+    /// None.
+    Nothing,
+    /// Nothing is multiplied in.
+    Unweighted(f32),
+    /// Checkpoints have weights of them.
+    Weighted(f32),
 }
 
 /// What parts of the projection of a Mamba-2 layer are multiplied by.
@@ -99,6 +127,7 @@ impl RecurrentConfig {
     pub const fn width(&self, hidden: usize) -> usize {
         match *self {
             Self::ShortConv { .. } => hidden,
+            Self::Mamba { num_channels, .. } => num_channels,
             Self::Mamba2 { num_heads, head_dim, .. } => num_heads * head_dim,
             Self::GatedDelta { num_value_heads, value_dim, .. } => num_value_heads * value_dim,
         }
@@ -108,6 +137,8 @@ impl RecurrentConfig {
     pub const fn projected_width(&self, hidden: usize) -> usize {
         match *self {
             Self::ShortConv { .. } => 3 * hidden,
+            // The lengths of steps are products with a product.
+            Self::Mamba { num_channels, state_dim, rank, .. } => 3 * num_channels + 2 * state_dim + rank,
             Self::Mamba2 { num_heads, num_groups, state_dim, .. } => {
                 2 * self.width(hidden) + 2 * num_groups * state_dim + num_heads
             }
@@ -121,7 +152,7 @@ impl RecurrentConfig {
     pub const fn state_rows(&self) -> usize {
         match *self {
             Self::ShortConv { .. } => 0,
-            Self::Mamba2 { state_dim, .. } => state_dim,
+            Self::Mamba { state_dim, .. } | Self::Mamba2 { state_dim, .. } => state_dim,
             Self::GatedDelta { key_dim, .. } => key_dim,
         }
     }
@@ -131,6 +162,7 @@ impl RecurrentConfig {
         let width = self.width(hidden);
         match *self {
             Self::ShortConv { kernel } => (kernel - 1) * hidden,
+            Self::Mamba { state_dim, kernel, .. } => (kernel - 1 + state_dim) * width,
             Self::Mamba2 { num_groups, state_dim, kernel, .. } => {
                 (kernel - 1) * (width + 2 * num_groups * state_dim) + width * state_dim
             }
@@ -140,10 +172,21 @@ impl RecurrentConfig {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), String> {
+    /// In a residual stream of `hidden` columns.
+    pub(super) fn check(&self, hidden: usize) -> Result<(), String> {
         let kernel = |kernel| in_range("length of a convolution", kernel, MAX_KERNEL);
         match *self {
             Self::ShortConv { kernel: len } => kernel(len),
+            Self::Mamba { num_channels, state_dim, rank, kernel: len, norms, .. } => {
+                kernel(len)?;
+                in_range("number of channels of the state", num_channels, MAX_SIZE)?;
+                in_range("size of the state", state_dim, MAX_HEAD_DIM)?;
+                in_range("rank of the steps of the state", rank, hidden)?;
+                match norms {
+                    MambaNorms::Nothing => Ok(()),
+                    MambaNorms::Unweighted(eps) | MambaNorms::Weighted(eps) => positive("epsilon of the norms of the state", eps),
+                }
+            }
             Self::Mamba2 { num_heads, head_dim, num_groups, state_dim, kernel: len, eps, limits, scales, .. } => {
                 kernel(len)?;
                 in_range("number of heads of the state", num_heads, MAX_HEADS)?;
