@@ -126,11 +126,11 @@ fn a_model_that_is_lost_leaves_the_others_ready() {
         let (status, answer) = ask(&address, "GET", "/ready", "");
         (status, answer.split("\r\n\r\n").nth(1).unwrap().to_owned())
     };
-    assert_eq!(ready(), (200, r#"{"full":[],"status":"ready","stuck":[]}"#.to_owned()));
+    assert_eq!(ready(), (200, r#"{"status":"ready","stuck":[],"full":[]}"#.to_owned()));
     let code = "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)".to_owned();
     failed_stream(&address, &driver, CudaError::Lost { what: "copying from the GPU".into(), code });
     assert_eq!(complete(&address).0, 503);
-    assert_eq!(ready(), (200, r#"{"full":[],"status":"ready","stuck":["default"]}"#.to_owned()));
+    assert_eq!(ready(), (200, r#"{"status":"ready","stuck":["default"],"full":[]}"#.to_owned()));
     let other = SHORT.replace('{', r#"{"model": "other0", "#);
     assert_eq!(ask(&address, "POST", "/v1/completions", &other).0, 200);
     // Who watches over the process is told nevertheless.
