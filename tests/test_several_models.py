@@ -252,6 +252,7 @@ def test_the_adapters_of_a_model_are_listed_without_loading_it(server: Server) -
     assert listed["data"] == [{"id": "attn", "object": "lora_adapter", "status": "unloaded"}]
     assert listed["status"] is None
     assert status_of(server, "llama") == "unloaded"
+    assert server.post("/v1/models/reload", {"model_id": "llama"}).status == 200
 
 
 def test_one_model_is_unloaded_and_loaded_again_while_another_answers(server: Server) -> None:

@@ -117,6 +117,8 @@ def models_of(options: argparse.Namespace) -> list[argparse.Namespace]:
     for path in found:
         model = copy.copy(options)
         model.model_id, model.lazy = str(path), True
+        # As it is called there, whatever a link leads to.
+        model.alias = path.stem if path.is_file() else path.name
         models.append(model)
     return models
 
