@@ -92,10 +92,11 @@ CASES ?= 1000000
 SEED ?= 0
 
 .PHONY: fuzz
-fuzz: $(VENV)/package $(VENV)/tools ## CASES= (a million) broken templates, tokenizers, configurations, files and requests by SEED=, as many images, and a tenth as many of Python's arguments
+fuzz: $(VENV)/package $(VENV)/tools ## CASES= (a million) broken templates, tokenizers, configurations, files and requests by SEED=, as many images and videos, and a tenth as many of Python's arguments
 	cargo run --locked --package mistral-paged-server --example fuzz -- --cases $(CASES) --seed $(SEED)
 	$(VENV)/bin/python tests/fuzz_arguments.py --cases $$(($(CASES) / 10)) --seed $(SEED)
 	cargo run --locked --package mistral-paged-images --example fuzz_images -- --cases $(CASES) --seed $(SEED)
+	cargo run --locked --package mistral-paged-video --example fuzz_videos -- --cases $(CASES) --seed $(SEED)
 
 MINUTES ?= 60
 

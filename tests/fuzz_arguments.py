@@ -55,7 +55,7 @@ RUNNER = [
     "kv_events_replay", "kv_events_topic",
     "admission", "victim", "fairness", "speculative", "speculative_gamma", "prompt_batchsize", "guaranteed", "cuda_graphs",
     "attention_backend", "mtp_n_predict",
-    "num_device_layers", "in_situ_quant", "mtp_model",
+    "num_device_layers", "in_situ_quant", "mtp_model", "lazy",
 ]  # fmt: skip
 PLAN = [
     "max_seqs", "token_source", "pa_gpu_mem", "pa_gpu_mem_usage", "pa_ctxt_len", "pa_blk_size", "pa_cache_type",
@@ -176,6 +176,7 @@ def likely(rng: random.Random, name: str) -> Any:
         "truncate_sequence",
         "fill_in_middle",
         "deterministic",
+        "lazy",
     ):
         return rng.random() < 0.5
     return number(rng) if rng.random() < 0.5 else value(rng)

@@ -910,7 +910,11 @@ def test_a_full_queue_says_when_to_come_again() -> None:
         reply = server.complete()
         assert (reply.status, reply.error["code"]) == (429, "queue_full")
         assert 1 <= int(reply.headers["retry-after"]) <= 60
-        assert server.get("/ready").json == {"status": "full"}
+        assert server.get("/ready").json == {
+            "status": "full",
+            "stuck": [],
+            "full": [server.get("/v1/models").json["data"][0]["id"]],
+        }
         for connection in connections:
             connection.close()
         wait_until(lambda: server.complete().status == 200)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,6 +81,22 @@ def expected(model: str, max_tokens: int = 4) -> str:
     """What a model goes on with, by the Python interface."""
     request = CompletionRequest("Hello", model, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     return runner_of("text", model).send_completion_request(request).choices[0].text
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Waits for something that comes soon."""
+    end = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def status_of(server: Server, name: str) -> str:
+    return server.post("/v1/models/status", {"model_id": name}).json["status"]
+
+
+def statuses(server: Server) -> dict[str, str]:
+    return server.get("/health").json["models"]
 
 
 def text_of(server: Server, **fields: Any) -> str:
@@ -189,13 +208,51 @@ def test_adapters_are_of_one_model(server: Server) -> None:
         return server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": "llama-layers", **fields})
 
     assert load("layers").status == 409
-    assert load("small", model="llama").error["message"] == "`lora_name` is a name of another model"
+    assert load("small", model="llama").error["message"] == "`lora_name` is a name of another model, `small`"
     assert load("first", model="llama").error["message"] == "`lora_name` is a name of the model itself"
-    assert load("attn").error["message"] == "`lora_name` is an adapter of another model"
+    assert load("attn").error["message"] == "`lora_name` is an adapter of another model, `llama`"
     assert load("layers", model="llama").status == 200
     assert server.complete(model="layers").json["model"] == "llama"
     assert server.post("/v1/unload_lora_adapter", {"lora_name": "layers"}).status == 200
     assert server.complete(model="layers").status == 404
+
+
+def test_an_adapter_that_comes_again_with_its_model_is_never_that_of_two(server: Server) -> None:
+    def load(model: str) -> Any:
+        return server.post("/v1/load_lora_adapter", {"lora_name": "attn", "lora_path": "llama-attn", "model": model})
+
+    assert server.post("/v1/unload_lora_adapter", {"lora_name": "attn"}).status == 200
+    assert server.complete(model="attn").status == 404
+    refused = load("small")
+    assert (refused.status, refused.error["message"]) == (400, "`lora_name` is an adapter of another model, `llama`")
+    assert load("llama").status == 200
+    for route in ("unload", "reload"):
+        assert server.post(f"/v1/models/{route}", {"model_id": "llama"}).status == 200
+    assert server.complete(model="attn").json["model"] == "llama"
+
+
+def test_a_pause_holds_for_a_model_that_is_loaded_meanwhile(server: Server) -> None:
+    assert server.post("/v1/models/unload", {"model_id": "small"}).status == 200
+    assert server.post("/admin/pause", {}).status == 200
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(text_of, server, model="small")
+        until(lambda: status_of(server, "small") == "loaded")
+        until(lambda: server.metric("vllm:num_requests_waiting", model_name="small") == 1)
+        steps = server.metric("vllm:iteration_tokens_total_count", model_name="small")
+        time.sleep(0.3)
+        assert not answer.done()
+        assert server.metric("vllm:iteration_tokens_total_count", model_name="small") == steps
+        assert server.post("/admin/resume", {}).status == 200
+        assert answer.result(30) == expected("qwen3")
+
+
+def test_the_adapters_of_a_model_are_listed_without_loading_it(server: Server) -> None:
+    assert server.post("/v1/models/unload", {"model_id": "llama"}).status == 200
+    listed = server.get("/v1/lora_adapters?model=llama").json
+    assert listed["data"] == [{"id": "attn", "object": "lora_adapter", "status": "unloaded"}]
+    assert listed["status"] is None
+    assert status_of(server, "llama") == "unloaded"
+    assert server.post("/v1/models/reload", {"model_id": "llama"}).status == 200
 
 
 def test_one_model_is_unloaded_and_loaded_again_while_another_answers(server: Server) -> None:
@@ -286,9 +343,162 @@ def test_the_pages_feed_is_of_the_model_that_it_names(server: Server) -> None:
     assert server.get("/ui/events?model=absent").status == 404
 
 
+LAZY = SHARED.replace("[server]", "[server]\nlazy = true\nmax_loaded_models = 2\nmax_queued = 1")
+NONE = dict.fromkeys(IDS, "unloaded")
+
+
+@pytest.fixture
+def lazy(tmp_path: Path) -> Iterator[Server]:
+    """Loads nothing at the start, and two models at most."""
+    file = written(tmp_path, LAZY + MODELS.replace('kind = "embedding"', 'kind = "embedding"\nmax_seqs = 1'))
+    with running("from-config", "-f", file) as server:
+        yield server
+
+
+def test_lazy_models_are_loaded_by_what_first_needs_them(lazy: Server) -> None:
+    assert (statuses(lazy), lazy.get("/ready").status) == (NONE, 200)
+    cards = {card["id"]: card for card in lazy.get("/v1/models").json["data"]}
+    assert list(cards) == ["llama", "first", "default", "attn", "small", "embeddinggemma"]
+    assert (cards["attn"]["parent"], cards["attn"]["status"], cards["small"]["max_model_len"]) == ("llama", "unloaded", None)
+    assert lazy.get("/v1/lora_adapters?model=llama").json["data"][0]["id"] == "attn"
+    assert lazy.get("/v1/system/info").json["models"][0]["architecture"] is None
+    assert [lazy.get(path).status for path in ("/metrics", "/openapi.json", "/docs")] == [200] * 3
+    assert lazy.complete(model="absent").status == 404
+    assert statuses(lazy) == NONE
+
+    assert lazy.post("/tokenize", {"model": "small", "prompt": "Hello"}).json["count"] > 0
+    assert statuses(lazy) == {**NONE, "small": "loaded"}
+    assert text_of(lazy, model="attn") != text_of(lazy, model="llama") == expected("llama")
+    assert {card["id"]: card["kind"] for card in lazy.get("/v1/models").json["data"]}["llama"] == "chat"
+
+
+def test_the_model_that_was_not_used_for_longest_makes_room(lazy: Server) -> None:
+    both = {"llama": "loaded", "small": "loaded", "embeddinggemma": "unloaded"}
+    assert [text_of(lazy, model=name) for name in ("llama", "small", "llama")] == [
+        expected(OWN[n]) for n in ("llama", "small", "llama")
+    ]
+    assert statuses(lazy) == both
+    assert lazy.post("/v1/embeddings", {"model": "embeddinggemma", "input": "Hello"}).status == 200
+    assert statuses(lazy) == {"llama": "loaded", "small": "unloaded", "embeddinggemma": "loaded"}
+    assert text_of(lazy, model="small") == expected("qwen3")
+    assert statuses(lazy) == {"llama": "unloaded", "small": "loaded", "embeddinggemma": "loaded"}
+    assert lazy.post("/v1/models/reload", {"model_id": "llama"}).status == 200
+    assert statuses(lazy) == both
+
+
+def test_models_that_answer_do_not_make_room(lazy: Server) -> None:
+    body = {"prompt": "Hello", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+    names = ["llama", "small"]
+    with ThreadPoolExecutor(8) as pool:
+        long = [pool.submit(lazy.post, "/v1/completions", {**body, "model": name}) for name in names]
+        vectors = [pool.submit(lazy.post, "/v1/embeddings", {"model": "embeddinggemma", "input": "Hello"}) for _ in range(2)]
+        choices = [answer.result().json["choices"][0] for answer in long]
+        assert [choice["text"] for choice in choices] == [expected(OWN[name], 300) for name in names]
+        assert [answer.result().status for answer in vectors] == [200] * 2
+
+
+@contextmanager
+def no_room(server: Server) -> Iterator[None]:
+    """Two models have requests that wait for the end of a pause, so that there is no room for a third."""
+    names = ("llama", "small")
+    assert [text_of(server, model=name) for name in names] == [expected(OWN[name]) for name in names]
+    assert server.post("/admin/pause", {}).status == 200
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(text_of, server, model=name) for name in names]
+        until(lambda: in_flight(server) == 2)
+        try:
+            yield
+            assert status_of(server, "embeddinggemma") == "unloaded"
+        finally:
+            assert server.post("/admin/resume", {}).status == 200
+        assert [answer.result(30) for answer in answers] == [expected(OWN[name]) for name in names]
+
+
+def in_flight(server: Server) -> int:
+    return server.get("/health").json["in_flight"]
+
+
+def test_who_waits_for_a_model_has_its_time_can_be_cancelled_and_counts(lazy: Server) -> None:
+    path, body = "/v1/embeddings", {"model": "embeddinggemma", "input": "Hello"}
+    with ThreadPoolExecutor(2) as pool:
+        with no_room(lazy):
+            waiting = {name: pool.submit(lazy.post, path, body, {"x-request-id": name}) for name in "ab"}
+            until(lambda: in_flight(lazy) == 4)
+            assert lazy.post(path, body).error["code"] == "queue_full"
+            assert lazy.send("DELETE", "/admin/requests/a").json == {"cancelled": 1}
+            assert (waiting["a"].result(10).status, in_flight(lazy)) == (499, 3)
+            with socket.create_connection(("127.0.0.1", lazy.port)) as gone:
+                head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(json.dumps(body))}\r\n\r\n"
+                gone.sendall(head.encode() + json.dumps(body).encode())
+                until(lambda: in_flight(lazy) == 4)
+            until(lambda: in_flight(lazy) == 3)
+        assert waiting["b"].result(30).status == 200
+    with no_room(lazy):
+        late = lazy.post(path, {**body, "deadline": 0.2})
+        assert (late.status, late.error["code"]) == (504, "deadline_exceeded")
+    assert lazy.post(path, {**body, "deadline": 30}).status == 200
+
+
+def test_a_model_is_unloaded_when_it_was_idle_for_long_enough(tmp_path: Path) -> None:
+    text = SHARED.replace("[server]", "[server]\nidle_unload = 0.4") + MODELS.replace(
+        'alias = "small"', 'alias = "small"\nlazy = true'
+    )
+    text = text.replace('kind = "embedding"', 'kind = "embedding"\nidle_unload = 1000')
+    with running("from-config", "-f", written(tmp_path, text), MISTRAL_PAGED_LORA_ROOT=str(LORA)) as server:
+        until(lambda: statuses(server) == {"llama": "unloaded", "small": "unloaded", "embeddinggemma": "loaded"})
+        answer = server.complete(model="small", ignore_eos=True, max_tokens=300).json["choices"][0]
+        assert (answer["text"], answer["finish_reason"]) == (expected("qwen3", 300), "length")
+        begun = time.monotonic()
+        until(lambda: status_of(server, "small") == "unloaded")
+        assert time.monotonic() - begun > 0.2
+        body = {"lora_name": "layers", "lora_path": "llama-layers", "model": "llama"}
+        assert server.post("/v1/load_lora_adapter", body).status == 200
+        time.sleep(1)
+        # It would not have the adapter again.
+        assert status_of(server, "llama") == "loaded"
+        assert server.post("/v1/unload_lora_adapter", {"lora_name": "layers"}).status == 200
+        until(lambda: status_of(server, "llama") == "unloaded")
+
+
+def test_the_models_of_a_folder_are_served_by_their_names(tmp_path: Path) -> None:
+    for name, place in {"one": "text/llama", "two": "text/qwen3"}.items():
+        (tmp_path / name).symlink_to(GOLDEN / place)
+    (tmp_path / "notes.txt").write_text("no model")
+    (tmp_path / "empty").mkdir()
+    flags = ["--dtype", "f32", "--port", "0", "--pa-memory-mb", "16", "--num-threads", "1", "--max-loaded-models", "1"]
+    with running("serve", "--models-dir", str(tmp_path), *flags) as server:
+        assert statuses(server) == {"one": "unloaded", "two": "unloaded"}
+        texts = {name: text_of(server, model=name) for name in ("two", "one")}
+        assert texts == {"one": expected("llama"), "two": expected("qwen3")}
+        assert statuses(server) == {"one": "loaded", "two": "unloaded"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--models-dir", "absent"], "--models-dir absent is no folder"),
+        (["--models-dir", "EMPTY"], "has no models"),
+        (["--models-dir", "PARTS"], "m-00001-of-00002.gguf, a part of a model"),
+        (["--models-dir", "EMPTY", "-m", "x"], "cannot be used with"),
+        (["--max-loaded-models", "2", "--models-dir", str(GOLDEN / "text")], "has no size"),
+    ],
+)
+def test_a_folder_that_cannot_be_served_says_why(arguments: list[str], message: str, tmp_path: Path) -> None:
+    for name in ("EMPTY", "PARTS"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "PARTS" / "m-00001-of-00002.gguf").write_bytes(b"GGUF")
+    arguments = [str(tmp_path / word) if word.isupper() else word for word in arguments]
+    done = subprocess.run([str(COMMAND), "serve", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (SHARED.replace("[server]", "[server]\nmax_loaded_models = 2") + MODELS, "3 models are loaded at the start, and"),
+        (SHARED.replace("[server]", "[server]\nmax_loaded_models = 0") + MODELS, "--max-loaded-models is 0"),
+        (SHARED.replace("[server]", "[server]\nidle_unload = 0") + MODELS, "--idle-unload is 0.0"),
+        (LAZY + MODELS.replace("llama-attn", "absent"), "llama: "),
         (f"{SHARED}{MODELS}{MODELS}", 'two models are called "llama": give one an alias'),
         (f"{SHARED}{MODELS.replace('small', 'first')}", 'two models are called "first"'),
         (f"{SHARED}{MODELS.replace('small', 'default')}", 'what "llama" is called, the default model'),

@@ -1637,6 +1637,7 @@ class Runner:
         code_execution_config: Any = None,
         shell_config: Any = None,
         state_snapshot_mb: int | None = None,
+        lazy: bool = False,
     ) -> Self: ...
     @staticmethod
     def memory_plan(

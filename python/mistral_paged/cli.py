@@ -153,8 +153,8 @@ def memory(options: argparse.Namespace) -> None:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Loads the model and serves it until a signal ends that; the exit status."""
-    return serve_all([options], 0)
+    """Loads the model and serves it until a signal ends that, or the models of a folder; the exit status."""
+    return serve_all(server.models_of(options), 0)
 
 
 def serve_all(models: Sequence[argparse.Namespace], default: int) -> int:

@@ -26,6 +26,8 @@ OF_MODELS = ("model", "runtime", "paged_attn")
 """Sections whose flags a model may have for itself."""
 OF_A_MODEL = ("served_model_name", "kv_events", "kv_events_replay", "kv_events_topic")
 """Flags of `[server]` that are of one model: where there are several, only those have them."""
+OF_EACH_MODEL = ("lazy", "idle_unload")
+"""Flags of `[server]` that a model may have for itself, where they go before what all share."""
 Words: TypeAlias = tuple[Flag, list[str]]
 """A flag, and the words by which it is given."""
 
@@ -146,7 +148,7 @@ def in_section(section: str, table: object, flags: list[Flag]) -> Iterator[Words
 def is_in(flag: Flag, section: str) -> bool:
     """Whether a section may have a flag."""
     if section == "models":
-        return flag.section in OF_MODELS or flag.keys[0] in OF_A_MODEL
+        return flag.section in OF_MODELS or flag.keys[0] in OF_A_MODEL + OF_EACH_MODEL
     return flag.section == section
 
 

@@ -507,6 +507,13 @@ PAGED = (
     ),
 )
 
+OF_ONE_MODEL = (
+    *("--model-id", "--quantized-file", "--tok-model-id", "--tokenizer", "--arch", "--mmproj", "--imatrix", "--mtp-model"),
+    *("--lora", "--lora-modules", "--legacy-lora", "--alias", "--served-model-name"),
+    *("--kv-events", "--kv-events-replay", "--kv-events-topic"),
+)
+"""Flags that several models cannot share."""
+
 SERVER = (
     Flag(
         ("--host", "--serve-ip"),
@@ -518,6 +525,28 @@ SERVER = (
     Flag(("-p", "--port"), "port, 1234 unless given; 0 takes a free one", "N", int, 1234, section="server"),
     Flag(
         ("--alias",), "what requests and answers call the model, instead of its folder's or file's name", "NAME", section="model"
+    ),
+    Flag(
+        ("--models-dir",),
+        "serve every model of a folder, by the name of its file or folder; each is loaded when a request first wants it",
+        "DIR",
+        conflicts=OF_ONE_MODEL,
+        section=None,
+    ),
+    Flag(("--lazy",), "load the model when a request first wants it, and not at the start", section="server"),
+    Flag(
+        ("--idle-unload", "--sleep-idle-seconds"),
+        "seconds without a request after which the model is unloaded, until the next one",
+        "S",
+        float,
+        section="server",
+    ),
+    Flag(
+        ("--max-loaded-models", "--models-max"),
+        "models that are loaded at once at most; the idle one that was not used for longest makes room",
+        "N",
+        int,
+        section="server",
     ),
     Flag(("--served-model-name",), "another name of the model; may be repeated", "NAME", repeated=True, section="server"),
     Flag(

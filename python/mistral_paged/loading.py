@@ -51,6 +51,7 @@ def load(options: argparse.Namespace) -> Runner:
             mtp_model=options.mtp_model,
             mtp_n_predict=MTP_DRAFTS if options.mtp and options.mtp_n_predict is None else options.mtp_n_predict,
             load_progress=bar.update,
+            lazy=getattr(options, "lazy", False),
             kv_tier=options.kv_tier,
             kv_tier_size=options.kv_tier_size,
             kv_events=getattr(options, "kv_events", None),

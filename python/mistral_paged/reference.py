@@ -34,7 +34,8 @@ of which `"serve"` takes any number (docs/serving.md); `default_model_id` may na
 flags' names with underscores, as the tables above have them. In `[paged_attn]` the prefix `pa_` may be left out, and `mode` is
 `paged_attn`. A model's keys may stand in tables of it: `[models.format]`, `[models.adapter]`, `[models.quantization]`,
 `[models.device]`, `[models.multimodal]`, `[models.paged_attn]`. A model may have keys of `[runtime]` and `[paged_attn]` for
-itself, where they go before what all share, and of `[server]` `served_model_name` and `kv_events*`. `kind` is `"auto"`, `"text"`,
+itself, and `lazy` and `idle_unload` of `[server]`, where they go before what all share; and of `[server]` `served_model_name` and
+`kv_events*`. `kind` is `"auto"`, `"text"`,
 `"multimodal"` or, to serve, `"embedding"`. A key that does not exist is an error that names the nearest one.
 
 ```toml

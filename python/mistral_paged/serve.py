@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import re
@@ -100,6 +101,35 @@ def lora_root() -> str | None:
     return os.environ.get("MISTRALRS_LORA_ADAPTER_ROOT") if is_allowed else None
 
 
+def models_of(options: argparse.Namespace) -> list[argparse.Namespace]:
+    """The options of each model that a command line serves: of one, or of those of a folder, which are lazy."""
+    if options.models_dir is None:
+        return [options]
+    folder = Path(options.models_dir).expanduser()
+    if not folder.is_dir():
+        raise Usage(f"--models-dir {options.models_dir} is no folder")
+    found = [path for path in sorted(folder.iterdir()) if is_model(path)]
+    if not found:
+        raise Usage(f"--models-dir {options.models_dir} has no models: GGUF files, or folders with a config.json or GGUF files")
+    if parts := [path.name for path in found if re.search(r"-\d{5}-of-\d{5}\.gguf$", path.name)]:
+        raise Usage(f"--models-dir has {parts[0]}, a part of a model: put the parts of each into a folder of their own")
+    models = []
+    for path in found:
+        model = copy.copy(options)
+        model.model_id, model.lazy = str(path), True
+        # As it is called there, whatever a link leads to.
+        model.alias = path.stem if path.is_file() else path.name
+        models.append(model)
+    return models
+
+
+def is_model(path: Path) -> bool:
+    """Whether a file or a folder is a model."""
+    if path.is_dir():
+        return (path / "config.json").exists() or any(path.glob("*.gguf"))
+    return path.suffix == ".gguf" and not path.name.startswith("mmproj")
+
+
 def settings(models: Sequence[argparse.Namespace], default: int) -> dict[str, Any]:
     """The server's settings: what is each model's own by its options, the rest by those of any of them."""
     options, of_models = models[0], [model_settings(options) for options in models]
@@ -109,6 +139,7 @@ def settings(models: Sequence[argparse.Namespace], default: int) -> dict[str, An
         "port": options.port,
         "models": of_models,
         "default_model": of_models[default]["model_id"],
+        "max_loaded_models": options.max_loaded_models,
         "keys": keys(options),
         "max_queued": options.max_queued,
         "max_queued_tokens": options.max_queued_tokens,
@@ -138,6 +169,7 @@ def model_settings(options: argparse.Namespace) -> dict[str, Any]:
         "served_model_names": options.served_model_name or [],
         "max_seqs": options.max_seqs,
         "max_num_images": MAX_NUM_IMAGES if options.max_num_images is None else options.max_num_images,
+        "idle_unload": options.idle_unload,
     }
 
 
@@ -178,6 +210,14 @@ def check(models: Sequence[argparse.Namespace], config: dict[str, Any]) -> None:
             raise Usage(f"{name} is {value}; it must be from {least} to {most}")
     if options.max_queued_tokens is not None and options.max_queued_tokens < 1:
         raise Usage(f"--max-queued-tokens is {options.max_queued_tokens}; it must be at least 1")
+    most = options.max_loaded_models
+    if most is not None and most < 1:
+        raise Usage(f"--max-loaded-models is {most}; it must be at least 1; left out, there is no limit")
+    if most is not None and (eager := sum(not model.lazy for model in models)) > most:
+        raise Usage(
+            f"{eager} models are loaded at the start, and --max-loaded-models is {most}: some need lazy = true in [[models]], or "
+            "all of them in [server]"
+        )
     if options.request_timeout is not None and not 0 < options.request_timeout < float("inf"):
         raise Usage(f"--request-timeout is {options.request_timeout}; it must be seconds above 0")
     _core.check_server(json.dumps(config))
@@ -189,11 +229,13 @@ def check_model(options: argparse.Namespace, model_id: str, num_models: int) -> 
         raise Usage(f"a model of the kind '{options.kind}' cannot be served yet; text, multimodal and embedding models can")
     if options.max_num_images is not None and options.max_num_images < 1:
         raise Usage(f"--max-num-images is {options.max_num_images}; it must be at least 1")
+    if options.idle_unload is not None and not 0 < options.idle_unload < float("inf"):
+        raise Usage(f"--idle-unload is {options.idle_unload}; it must be seconds above 0; left out, a model stays loaded")
     sizes = (options.pa_memory_mb, options.pa_context_len, options.pa_memory_fraction)
     if num_models > 1 and all(size is None for size in sizes):
         raise Usage(
             f"the KV pool of {model_id} has no size: beside other models each needs pa_memory_mb, pa_context_len or "
-            "pa_memory_fraction in [[models]], or all of them by one in [paged_attn]"
+            "pa_memory_fraction in [[models]], or all of them by one in [paged_attn], or by --pa-memory-mb"
         )
 
 

@@ -2,7 +2,7 @@
 
 use std::{
     mem,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     task::Poll,
 };
 
@@ -28,6 +28,8 @@ pub struct Model {
     id: String,
     source: ModelSource,
     config: EngineConfig,
+    /// Known once it has been loaded.
+    architecture: OnceLock<String>,
     /// What it was quantized to since.
     isq: Mutex<Option<Isq>>,
     state: Mutex<State>,
@@ -44,16 +46,22 @@ enum State {
 }
 
 impl Model {
-    /// Loads a model for the first time; `progress` is called with the bytes of weights done and in all.
-    pub fn load(
-        py: Python<'_>,
-        id: String,
-        source: ModelSource,
-        config: EngineConfig,
-        progress: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
-        let engine = start(py, &source, &config, progress)?;
-        Ok(Self { id, source, config, isq: Mutex::default(), state: Mutex::new(State::Loaded(engine)), changed: Condvar::new() })
+    /// A model that is not loaded yet.
+    pub fn new(id: String, source: ModelSource, config: EngineConfig) -> Self {
+        Self {
+            id,
+            source,
+            config,
+            architecture: OnceLock::new(),
+            isq: Mutex::default(),
+            state: Mutex::new(State::Unloaded),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Its architecture, once it has been loaded.
+    pub fn architecture(&self) -> Option<&str> {
+        self.architecture.get().map(String::as_str)
     }
 
     /// "loaded", "unloaded", "reloading" or "closed".
@@ -77,13 +85,18 @@ impl Model {
             State::Loaded(engine) => Ok(engine.clone()),
             State::Closed => Err(closed()),
             State::Unloaded | State::Changing(_) => {
-                Err(invalid(format!("model `{}` is not loaded: `reload_model()`, or a request, loads it again", self.id)))
+                Err(invalid(format!("model `{}` is not loaded: `reload_model()`, or a request, loads it", self.id)))
             }
         }
     }
 
-    /// The engine, after loading the model again if it is unloaded. Waits for another thread that loads or unloads it.
+    /// The engine, after loading the model if it is unloaded. Waits for another thread that loads or unloads it.
     pub fn engine_or_reload(&self, py: Python<'_>) -> PyResult<Engine> {
+        self.load(py, None)
+    }
+
+    /// The same; `progress` is called with the bytes of weights done and in all.
+    pub fn load(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<Engine> {
         loop {
             match &*self.lock() {
                 State::Loaded(engine) => return Ok(engine.clone()),
@@ -91,9 +104,8 @@ impl Model {
                 State::Unloaded | State::Changing(_) => {}
             }
             if let Some(mut change) = self.change(py, State::is_unloaded, RELOADING)? {
-                let engine = start(py, &self.source, &self.config_now(), None)?;
-                change.state = State::Loaded(engine.clone());
-                return Ok(engine);
+                let engine = start(py, &self.source, &self.config_now(), progress)?;
+                return Ok(change.to_loaded(engine));
             }
         }
     }
@@ -179,6 +191,11 @@ impl Host for Model {
         self.status()
     }
 
+    fn own_adapters(&self) -> Vec<String> {
+        let adapters = self.config.adapters.iter().flat_map(|options| &options.adapters);
+        adapters.map(|(alias, _)| alias.clone()).collect()
+    }
+
     fn load(&self) -> Result<Engine, EngineError> {
         loop {
             match &*self.lock() {
@@ -188,8 +205,7 @@ impl Host for Model {
             }
             if let Some(mut change) = self.change_beside(State::is_unloaded, RELOADING) {
                 let engine = Engine::load(&self.source, &self.config_now(), &|_| ())?;
-                change.state = State::Loaded(engine.clone());
-                return Ok(engine);
+                return Ok(change.to_loaded(engine));
             }
         }
     }
@@ -226,6 +242,13 @@ struct Change<'a> {
 }
 
 impl Change<'_> {
+    /// The model then has this engine, which is returned.
+    fn to_loaded(&mut self, engine: Engine) -> Engine {
+        self.model.architecture.get_or_init(|| engine.architecture().to_owned());
+        self.state = State::Loaded(engine.clone());
+        engine
+    }
+
     /// Ends what runs and gives the memory back; the model is then in the state `after`.
     fn free(mut self, after: State) {
         if let State::Loaded(engine) = mem::replace(&mut self.state, after) {

@@ -93,6 +93,7 @@ use crate::{
 ///   unless `mtp_n_predict` is given. `speculative` is then "auto", where that pays, unless given, or "mtp", always. Of
 ///   deepseek_v3, glm4_moe, glm4_moe_lite, qwen3_next and qwen3_5, on a CPU. See docs/speculation.md.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
+/// - `lazy`: the model is loaded by the first request, or `reload_model()`, and not now; its files must be there all the same.
 ///
 /// `with Runner(...) as runner:` gives its memory back at the end, as `close()` does.
 ///
@@ -104,7 +105,6 @@ use crate::{
 pub struct Runner {
     model: OwnProcess<Arc<Model>>,
     model_id: String,
-    architecture: String,
 }
 
 /// More than this is taken for a typing error.
@@ -120,7 +120,7 @@ impl Runner {
         kv_tier_size=None, kv_events=None, kv_events_replay=None, kv_events_topic=None, cpu_tier=None, num_threads=None, load_progress=None, admission=None, victim=None, fairness=None,
         prompt_batchsize=None, guaranteed=false, cuda_graphs=None, attention_backend="auto", num_device_layers=None, in_situ_quant=None, anymoe_config=None, which_draft=None,
         speculative=None, speculative_gamma=None, mtp_model=None, mtp_n_predict=None, enable_search=false, search_embedding_model=None,
-        search_callback=None, tool_callbacks=None, mcp_client_config=None, code_execution_config=None, shell_config=None, state_snapshot_mb=None
+        search_callback=None, tool_callbacks=None, mcp_client_config=None, code_execution_config=None, shell_config=None, state_snapshot_mb=None, lazy=false
     ))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "mirrors a documented signature")]
     #[allow(clippy::needless_pass_by_value, reason = "one line an argument")]
@@ -177,6 +177,7 @@ impl Runner {
         code_execution_config: Option<Bound<'_, PyAny>>,
         shell_config: Option<Bound<'_, PyAny>>,
         state_snapshot_mb: Option<Integer>,
+        lazy: bool,
     ) -> PyResult<Self> {
         refuse(&[
             ("num_device_layers", num_device_layers.is_some()),
@@ -240,9 +241,11 @@ impl Runner {
         };
         let source = options::resolve(py, &selection, token_source)?;
         let model_id = selection.model_id;
-        let model = Model::load(py, model_id.clone(), source, config, load_progress.as_ref())?;
-        let architecture = model.engine()?.architecture().to_owned();
-        Ok(Self { model: OwnProcess::new(Arc::new(model)), model_id, architecture })
+        let model = Model::new(model_id.clone(), source, config);
+        if !lazy {
+            model.load(py, load_progress.as_ref())?;
+        }
+        Ok(Self { model: OwnProcess::new(Arc::new(model)), model_id })
     }
 
     /// Answers a chat: a `ChatCompletionResponse`, or an iterator of chunks when the request has `stream=True`. Waits without
@@ -504,7 +507,10 @@ impl Runner {
     }
 
     fn __repr__(&self) -> String {
-        format!("Runner(model_id={:?}, architecture={:?})", self.model_id, self.architecture)
+        match self.model.get().ok().and_then(|model| model.architecture()) {
+            Some(architecture) => format!("Runner(model_id={:?}, architecture={architecture:?})", self.model_id),
+            None => format!("Runner(model_id={:?})", self.model_id),
+        }
     }
 }
 

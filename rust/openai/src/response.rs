@@ -557,8 +557,8 @@ pub struct ModelCard {
     pub root: String,
     /// The model that an adapter belongs to.
     pub parent: Option<String>,
-    /// Tokens of a request at most.
-    pub max_model_len: usize,
+    /// Tokens of a request at most, where the model has been loaded.
+    pub max_model_len: Option<usize>,
     /// Further facts.
     #[serde(flatten)]
     pub more: BTreeMap<&'static str, Value>,

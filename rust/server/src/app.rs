@@ -1,21 +1,25 @@
 //! What all requests share.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use openai::{ApiError, response::Envelope, response::unix_seconds};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use crate::{
     StartError,
     auth::{Caller, Keys, Taken},
-    cancels::Cancels,
+    cancels::{self, Cancelled, Cancels},
     config::ServerConfig,
     mailbox::Bell,
     metrics::Metrics,
-    models::{Host, Model, Models},
+    models::{Host, Model, Models, Target},
     seeing::Seeing,
     store::Store,
     traces::Traces,
@@ -47,7 +51,7 @@ struct Ids {
 }
 
 impl App {
-    /// For models that are loaded, one for each of the settings.
+    /// For models, one for each of the settings.
     pub fn new(hosts: Vec<Arc<dyn Host>>, config: ServerConfig) -> Result<Self, StartError> {
         let unmeasured = |error| StartError(format!("the metrics cannot be made: {error}"));
         let metrics = Metrics::new().map_err(unmeasured)?;
@@ -75,12 +79,63 @@ impl App {
     }
 
     /// What all parts of a new answer of a model share.
-    pub fn envelope(&self, prefix: &str, model: &Model) -> Envelope {
-        Envelope {
+    pub fn envelope(&self, prefix: &str, model: &Model) -> Result<Envelope, ApiError> {
+        Ok(Envelope {
             id: self.id(prefix),
             created: unix_seconds(),
             model: model.id().to_owned(),
-            system_fingerprint: model.fingerprint.clone(),
+            system_fingerprint: model.known()?.fingerprint.clone(),
+        })
+    }
+
+    /// The model that a request names. One that was never loaded is loaded first: without it a request cannot be read.
+    pub async fn target(&self, caller: &Caller, name: Option<&str>) -> Result<Target, ApiError> {
+        let target = self.models.find(name)?;
+        if target.model.known().is_err() {
+            let _admission = self.admit(caller, &target.model, 1)?;
+            let cancelled = self.cancels.register(&caller.request_id);
+            let loaded = self.models.ready(&target.model);
+            self.in_time(&cancelled, self.time_left(&target, None), loaded).await?;
+        }
+        Ok(target)
+    }
+
+    /// How long a request may still take, by a limit of its own and by that of the server.
+    pub fn time_left(&self, target: &Target, own: Option<Duration>) -> Option<Duration> {
+        let limit = self.config.request_timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let limit = [own, limit].into_iter().flatten().min()?;
+        Some(limit.saturating_sub(target.since.elapsed()))
+    }
+
+    /// What a request waits for before it runs; an error when that takes longer than it may, or nobody wants it any more.
+    pub async fn in_time<T>(
+        &self,
+        cancelled: &Cancelled,
+        left: Option<Duration>,
+        work: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        let late = async {
+            match left.and_then(|left| Instant::now().checked_add(left)) {
+                Some(end) => tokio::time::sleep_until(end).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            error = self.ended(cancelled) => Err(error),
+            done = work => done,
+            () = late => Err(too_late()),
+        }
+    }
+
+    /// Becomes ready, with the reason, when a request must end before its time.
+    pub fn ended(&self, cancelled: &Cancelled) -> impl Future<Output = ApiError> + Send + use<> {
+        let (mut abort, mut cancelled) = (self.abort.subscribe(), cancelled.watch());
+        async move {
+            tokio::select! {
+                _ = abort.wait_for(|is_aborted| *is_aborted) => draining(),
+                _ = cancelled.wait_for(|is_cancelled| *is_cancelled) => cancels::error(),
+            }
         }
     }
 
@@ -112,6 +167,12 @@ impl Drop for Admission {
     fn drop(&mut self) {
         self.model.leave(self.num_choices);
     }
+}
+
+/// A request's time was over before it ran.
+fn too_late() -> ApiError {
+    let message = "the request's deadline passed before it could run: its model was being loaded, or others were before it";
+    ApiError::new(504, "timeout_error", "deadline_exceeded", None, message.into())
 }
 
 /// The server is about to end.

@@ -18,6 +18,8 @@ pub struct ServerConfig {
     pub models: Vec<ModelConfig>,
     /// A name of the one that is also called `default`, the first unless given.
     pub default_model: Option<String>,
+    /// Models that are loaded at once at most; without limit unless given.
+    pub max_loaded_models: Option<usize>,
     /// Keys that clients must have; none guard nothing.
     pub keys: Vec<KeyConfig>,
     /// Choices of a model that wait beyond its `max_seqs` at most, 512.
@@ -70,6 +72,8 @@ pub struct ModelConfig {
     pub max_seqs: usize,
     /// Images and sounds of a request at most, 16.
     pub max_num_images: usize,
+    /// Seconds without a request after which it is unloaded; never unless given.
+    pub idle_unload: Option<f64>,
 }
 
 /// The form of the access log.
@@ -106,7 +110,7 @@ pub struct KeyConfig {
 
 impl Default for ModelConfig {
     fn default() -> Self {
-        Self { model_id: "default".into(), served_model_names: Vec::new(), max_seqs: 32, max_num_images: 16 }
+        Self { model_id: "default".into(), served_model_names: Vec::new(), max_seqs: 32, max_num_images: 16, idle_unload: None }
     }
 }
 
@@ -124,6 +128,7 @@ impl Default for ServerConfig {
             port: 1234,
             models: vec![ModelConfig::default()],
             default_model: None,
+            max_loaded_models: None,
             keys: Vec::new(),
             max_queued: 512,
             max_queued_tokens: None,

@@ -1,17 +1,14 @@
 //! From a request to the engine and back.
 
-use std::{
-    future::{Future, poll_fn},
-    time::Duration,
-};
+use std::future::{Future, poll_fn};
 
 use engine::{Completion, CompletionCollector, EngineError, OutputEvent, RequestHandle};
 use openai::{ApiError, Delivery, Generation};
 
 use crate::{
-    app::{Admission, App, draining},
+    app::{Admission, App},
     auth::Caller,
-    cancels::{self, Cancelled},
+    cancels::Cancelled,
     errors::internal,
     mailbox::Mailbox,
     metrics::Observed,
@@ -42,13 +39,7 @@ pub struct Running {
 impl Running {
     /// Becomes ready, with the reason, when the answer must end before its time.
     pub fn ended(&self, app: &App) -> impl Future<Output = ApiError> + Send + use<> {
-        let (mut abort, mut cancelled) = (app.abort.subscribe(), self.cancelled.watch());
-        async move {
-            tokio::select! {
-                _ = abort.wait_for(|is_aborted| *is_aborted) => draining(),
-                _ = cancelled.wait_for(|is_cancelled| *is_cancelled) => cancels::error(),
-            }
-        }
+        app.ended(&self.cancelled)
     }
 
     /// Tokens of the prompts.
@@ -79,22 +70,32 @@ pub async fn start(app: &App, caller: &Caller, target: &Target, generation: Gene
 pub async fn start_admitted(
     app: &App,
     caller: &Caller,
-    Target { model, adapter }: &Target,
+    target: &Target,
     generation: Generation,
     admission: Admission,
 ) -> Result<Running, ApiError> {
+    let Target { model, adapter, .. } = target;
     let Generation { mut requests, delivery, user, grammar_param, .. } = generation;
     let first = requests.first().ok_or_else(|| internal("a request without a prompt".into()))?;
     let (n_choices, wants_logprobs) = (first.n_choices, first.sampling.logprobs.is_some());
     let wants_prompt_logprobs = first.prompt_logprobs.is_some();
-    seeing::place_all(app, model, &mut requests).await?;
-    let limit = app.config.request_timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let cancelled = app.cancels.register(&caller.request_id);
+    let mut observed = model.metrics.observe(&requests);
+    let span = app.traces.as_ref().map(|traces| traces.begin(caller, model.id(), &requests[0], requests.len()));
+    let own = requests.iter().filter_map(|request| request.service.deadline).min();
+    let ready = async {
+        // Before anything is decoded: what waits for a model takes no memory.
+        let engine = app.models.ready(model).await?;
+        let turn = seeing::place_all(app, model, &mut requests).await?;
+        Ok((engine, turn))
+    };
+    let (engine, turn) = app.in_time(&cancelled, app.time_left(target, own), ready).await?;
     for request in &mut requests {
         if request.adapter.is_none() {
             request.adapter.clone_from(adapter);
         }
         let service = &mut request.service;
-        service.deadline = [service.deadline, limit].into_iter().flatten().min();
+        service.deadline = app.time_left(target, service.deadline);
         service.cache_salt = app.keys.salt(caller, service.cache_salt.as_deref());
         service.tenant = tenant(caller, user.as_deref());
         service.tenant_weight = caller.weight;
@@ -102,13 +103,8 @@ pub async fn start_admitted(
             service.public_prefix = 0;
         }
     }
-    let cancelled = app.cancels.register(&caller.request_id);
-    let mut observed = model.metrics.observe(&requests);
-    let span = app.traces.as_ref().map(|traces| traces.begin(caller, model.id(), &requests[0], requests.len()));
     let mailbox = Mailbox::new(&app.bell);
     let sinks: Vec<_> = (0..requests.len()).map(|number| mailbox.sink(number)).collect();
-    let engine = model.ready().await?;
-    let turn = app.seeing.turn_of(&requests).await?;
     // Dropped with the task's result when the client goes meanwhile.
     let handles = tokio::task::spawn_blocking(move || {
         let _turn = turn;

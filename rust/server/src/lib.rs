@@ -44,10 +44,13 @@ impl std::error::Error for StartError {}
 /// Every route of a server, to be called with or without a socket, within the tokio runtime that calls this.
 pub fn router(app: &Arc<App>) -> axum::Router {
     tokio::spawn(Arc::clone(&app.bell).run());
+    for model in app.models.iter() {
+        tokio::spawn(Arc::clone(model).watch_idleness());
+    }
     routes::router(app)
 }
 
-/// Serves models that are loaded, one for each of the settings, until a SIGTERM or SIGINT; `listening` is called with the address
+/// Serves models, one for each of the settings, until a SIGTERM or SIGINT; `listening` is called with the address
 /// once connections are accepted.
 pub fn serve(hosts: Vec<Arc<dyn Host>>, config: ServerConfig, listening: impl FnOnce(&str)) -> Result<Exit, StartError> {
     let runtime = tokio::runtime::Builder::new_current_thread()

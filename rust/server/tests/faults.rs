@@ -16,13 +16,13 @@ use device::{
 };
 use engine::{Engine, EngineConfig, MemoryGpuConfig, ModelDType, ModelSource, PagedAttentionConfig};
 use kernel_tests::{EmulatedDriver, Order};
-use server::ServerConfig;
+use server::{Host, ModelConfig, ServerConfig};
 
 const SHORT: &str = r#"{"prompt": [5, 6, 7], "max_tokens": 3, "temperature": 0}"#;
 const LONG: &str = r#"{"prompt": [5, 6, 7], "max_tokens": 250, "temperature": 0, "ignore_eos": true, "stream": true}"#;
 
-/// A server that goes on until the process ends: its address, and its device.
-fn start() -> (String, Arc<EmulatedDriver>) {
+/// A server that goes on until the process ends: its address, and the device of its first model; the others' are sound.
+fn start(num_others: usize) -> (String, Arc<EmulatedDriver>) {
     let driver = Arc::new(EmulatedDriver::new(Order::Ascending));
     let backend: Arc<dyn Backend> = Arc::new(CudaBackend::new(Arc::<EmulatedDriver>::clone(&driver)).unwrap());
     let config = EngineConfig {
@@ -39,9 +39,15 @@ fn start() -> (String, Arc<EmulatedDriver>) {
     let folder = goldens::dir().join("text/llama");
     let source = ModelSource::from_path(folder).unwrap();
     let engine = Engine::load_onto(&backend, &source, &config, &|_| {}).unwrap();
+    let mut hosts: Vec<Arc<dyn Host>> = vec![Arc::new(engine)];
+    let mut models = vec![ModelConfig::default()];
+    for number in 0..num_others {
+        hosts.push(Arc::new(Engine::load(&source, &config, &|_| {}).unwrap()));
+        models.push(ModelConfig { model_id: format!("other{number}"), ..ModelConfig::default() });
+    }
     let (send, address) = mpsc::channel();
-    let settings = ServerConfig { port: 0, ..ServerConfig::default() };
-    thread::spawn(move || server::serve(vec![Arc::new(engine)], settings, |address| send.send(address.to_owned()).unwrap()));
+    let settings = ServerConfig { port: 0, models, ..ServerConfig::default() };
+    thread::spawn(move || server::serve(hosts, settings, |address| send.send(address.to_owned()).unwrap()));
     let address = address.recv_timeout(Duration::from_secs(60)).unwrap();
     (address.strip_prefix("http://").unwrap().to_owned(), driver)
 }
@@ -86,7 +92,7 @@ fn failed_stream(address: &str, driver: &EmulatedDriver, error: CudaError) -> St
 
 #[test]
 fn a_step_that_fails_ends_its_streams_with_an_error_and_a_lost_device_ends_service() {
-    let (address, driver) = start();
+    let (address, driver) = start(0);
     let (status, before) = complete(&address);
     assert_eq!(status, 200, "{before}");
     let error = CudaError::OutOfMemory { needed_bytes: 4096, free_bytes: 1024 };
@@ -111,4 +117,22 @@ fn a_step_that_fails_ends_its_streams_with_an_error_and_a_lost_device_ends_servi
     assert_eq!(ask(&address, "GET", "/ready", "").0, 503);
     assert_eq!(ask(&address, "GET", "/live", "").0, 200);
     assert_eq!(ask(&address, "GET", "/metrics", "").0, 200);
+}
+
+#[test]
+fn a_model_that_is_lost_leaves_the_others_ready() {
+    let (address, driver) = start(1);
+    let ready = || {
+        let (status, answer) = ask(&address, "GET", "/ready", "");
+        (status, answer.split("\r\n\r\n").nth(1).unwrap().to_owned())
+    };
+    assert_eq!(ready(), (200, r#"{"status":"ready","stuck":[],"full":[]}"#.to_owned()));
+    let code = "CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)".to_owned();
+    failed_stream(&address, &driver, CudaError::Lost { what: "copying from the GPU".into(), code });
+    assert_eq!(complete(&address).0, 503);
+    assert_eq!(ready(), (200, r#"{"status":"ready","stuck":["default"],"full":[]}"#.to_owned()));
+    let other = SHORT.replace('{', r#"{"model": "other0", "#);
+    assert_eq!(ask(&address, "POST", "/v1/completions", &other).0, 200);
+    // Who watches over the process is told nevertheless.
+    assert_eq!(ask(&address, "GET", "/health", "").0, 503);
 }

@@ -214,7 +214,7 @@ async function listModels() {
   $("model").hidden = chosen.several;
   if (!chosen.several) return;
   if (chosen.model === "default") chosen.model = data.find((card) => card.id === "default")?.root ?? models[0].id;
-  const title = ({ id, kind }) => (kind === "chat" ? id : `${id} (${kind})`);
+  const title = ({ id, kind }) => (!kind || kind === "chat" ? id : `${id} (${kind})`);
   $("model-choice").replaceChildren(...models.map((card) => element("option", { value: card.id }, title(card))));
   $("model-choice").value = chosen.model;
 }

@@ -113,6 +113,8 @@ pub(crate) fn frames<E: From<VideoError>>(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use ::gif::{Encoder, Frame};
 
     use super::*;
@@ -143,8 +145,20 @@ mod tests {
     #[test]
     fn decoding_ends_when_its_time_is_over() {
         let bytes = animation(&[([0, 0, 3, 2], 0, DisposalMethod::Keep, 20)]);
-        let limits = Limits { max_time: std::time::Duration::ZERO, ..Limits::default() };
+        let limits = Limits { max_time: Duration::ZERO, ..Limits::default() };
         assert!(matches!(look(&bytes, &limits), Err(VideoError::TooSlow { .. })));
+    }
+
+    #[test]
+    fn videos_of_a_request_have_their_time_together() {
+        let bytes = animation(&[([0, 0, 3, 2], 0, DisposalMethod::Keep, 20)]);
+        let video = crate::Video::of_file(bytes, None, &Limits::default()).unwrap();
+        let mut spent = Duration::ZERO;
+        let decode = |spent: &mut Duration| video.frames(&[0], spent, |_| Ok::<_, VideoError>(()));
+        decode(&mut spent).unwrap();
+        assert!(spent > Duration::ZERO);
+        spent = Limits::default().max_time;
+        assert!(matches!(decode(&mut spent), Err(VideoError::TooSlow { .. })));
     }
 
     #[test]

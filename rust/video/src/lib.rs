@@ -12,7 +12,11 @@ mod gif;
 mod ppm;
 mod programs;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use images::{ImageError, RgbImage};
 
@@ -29,7 +33,7 @@ pub struct Limits {
     pub max_frames: usize,
     /// Pixels of frames that are given singly, together.
     pub max_kept_pixels: u64,
-    /// That a program may take to look at a file, or to decode it.
+    /// That may be taken to look at a file, and again to decode it, and those before it in its request.
     pub max_time: Duration,
 }
 
@@ -147,6 +151,15 @@ fn checked_fps(fps: f64) -> Result<f64, VideoError> {
     if fps > 0.0 && fps <= 1000.0 { Ok(fps) } else { Err(VideoError::Fps(fps)) }
 }
 
+/// How many frames ffprobe says that a file has, how many a second, and their height and width.
+///
+/// # Errors
+/// For what makes no sense, or is over the limits.
+#[doc(hidden)]
+pub fn told_by_ffprobe(text: &str, limits: &Limits) -> Result<(usize, f64, (usize, usize)), VideoError> {
+    programs::looked(text, "MP4", limits).map(|looked| (looked.num_frames, looked.fps, looked.size))
+}
+
 impl Video {
     /// Of a file's bytes. `wanted_fps`: how many frames a second are to be taken; the model's own number unless given.
     ///
@@ -244,19 +257,24 @@ impl Video {
         self.file().map_or_else(of_frames, <[u8]>::len)
     }
 
-    /// Hands the frames of these ascending numbers to `taker`, in order.
+    /// Hands the frames of these ascending numbers to `taker`, in order. `spent` is the time that other videos of a request took,
+    /// which counts against the limit of this one; what it takes is added.
     ///
     /// # Errors
     /// For a file that ends too early, or takes a program too long; and that of `taker`, which ends the work.
     pub fn frames<E: From<VideoError>>(
         &self,
         numbers: &[usize],
+        spent: &mut Duration,
         mut taker: impl FnMut(&RgbImage) -> Result<(), E>,
     ) -> Result<(), E> {
-        match &self.source {
+        let (begun, limits) = (Instant::now(), Limits { max_time: self.limits.max_time.saturating_sub(*spent), ..self.limits });
+        let done = match &self.source {
             Source::Frames(frames) => numbers.iter().try_for_each(|&number| taker(frames.get(number).ok_or(VideoError::Empty)?)),
-            Source::Gif(bytes) => gif::frames(bytes, numbers, &self.limits, taker),
-            Source::File(bytes, container) => programs::frames((bytes, *container), numbers, &self.limits, |frame| taker(&frame)),
-        }
+            Source::Gif(bytes) => gif::frames(bytes, numbers, &limits, taker),
+            Source::File(bytes, container) => programs::frames((bytes, *container), numbers, &limits, |frame| taker(&frame)),
+        };
+        *spent += begun.elapsed();
+        done
     }
 }

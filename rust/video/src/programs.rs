@@ -8,7 +8,7 @@ use std::{
     fmt::Write as _,
     io::{self, BufReader, Read, Write},
     process::{Child, ChildStdout, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::Duration,
 };
@@ -56,10 +56,28 @@ struct Running {
     program: &'static str,
     format: &'static str,
     max_time: Duration,
-    child: Arc<Mutex<Child>>,
+    child: Arc<Process>,
     said: thread::JoinHandle<String>,
     watch: thread::JoinHandle<bool>,
     done: mpsc::Sender<()>,
+}
+
+/// A child that does not outlive it, whatever happens to those who read what it writes.
+struct Process(Mutex<Child>);
+
+impl Process {
+    fn lock(&self) -> MutexGuard<'_, Child> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let mut child = self.lock();
+        // Of one that has been waited for, both do nothing.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
 }
 
 impl Running {
@@ -78,13 +96,13 @@ impl Running {
         let stdout = child.stdout.take().ok_or_else(no_pipe)?;
         let stderr = child.stderr.take().ok_or_else(no_pipe)?;
         let said = thread::spawn(move || first_of(stderr));
-        let child = Arc::new(Mutex::new(child));
+        let child = Arc::new(Process(Mutex::new(child)));
         let (done, is_done) = mpsc::channel();
-        let watched = Arc::clone(&child);
+        let watched = Arc::downgrade(&child);
         let watch = thread::spawn(move || {
             let is_late = is_done.recv_timeout(max_time) == Err(mpsc::RecvTimeoutError::Timeout);
-            if is_late {
-                let _ = watched.lock().unwrap_or_else(PoisonError::into_inner).kill();
+            if is_late && let Some(child) = watched.upgrade() {
+                let _ = child.lock().kill();
             }
             is_late
         });
@@ -95,13 +113,13 @@ impl Running {
     fn end(self, is_enough: bool) -> Result<(), VideoError> {
         let Self { program, format, max_time, child, said, watch, done } = self;
         if is_enough {
-            let _ = child.lock().unwrap_or_else(PoisonError::into_inner).kill();
+            let _ = child.lock().kill();
         }
         // Once its output is closed it ends by itself, or is ended by the watch.
         let said = said.join().unwrap_or_default();
         let _ = done.send(());
         let is_late = watch.join().unwrap_or(false);
-        let status = child.lock().unwrap_or_else(PoisonError::into_inner).wait();
+        let status = child.lock().wait();
         if is_enough {
             return Ok(());
         }
@@ -137,8 +155,13 @@ pub(crate) fn look(bytes: &[u8], container: Container, limits: &Limits) -> Resul
     let (running, stdout) = Running::start(command, "ffprobe", format, limits.max_time)?;
     let text = first_of(stdout);
     running.end(false)?;
+    looked(&text, format, limits)
+}
+
+/// What ffprobe says of a file.
+pub(crate) fn looked(text: &str, format: &'static str, limits: &Limits) -> Result<Looked, VideoError> {
     let malformed = |reason: &str| VideoError::Malformed { format, reason: reason.into() };
-    let json: Value = serde_json::from_str(&text).map_err(|_| malformed("ffprobe says nothing of it"))?;
+    let json: Value = serde_json::from_str(text).map_err(|_| malformed("ffprobe says nothing of it"))?;
     let stream = json["streams"].get(0).ok_or_else(|| malformed("it has no video"))?;
     let side = |key: &str| stream[key].as_u64().filter(|side| *side > 0).ok_or_else(|| malformed("its video has no size"));
     let (height, width) = (side("height")?, side("width")?);
@@ -232,6 +255,21 @@ fn select(numbers: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_ends_with_those_who_read_it() {
+        let mut command = Command::new("sleep");
+        command.arg("1000");
+        let (running, _stdout) = Running::start(command, "sleep", "no file", Duration::from_secs(100)).unwrap();
+        let place = std::path::PathBuf::from(format!("/proc/{}", running.child.lock().id()));
+        assert!(place.exists());
+        let panicking = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            let _running = running;
+            panic!("a defect of the reader");
+        }));
+        // One that was ended and not waited for would still be there.
+        assert!(panicking.is_err() && !place.exists());
+    }
 
     #[test]
     fn rates_are_ratios() {

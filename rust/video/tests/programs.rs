@@ -21,7 +21,7 @@ fn made(folder: &Path, name: &str, options: &[&str]) -> Option<Vec<u8>> {
 
 fn pixels(video: &Video, numbers: &[usize]) -> Result<Vec<Vec<u8>>, VideoError> {
     let mut all = Vec::new();
-    video.frames(numbers, |frame| {
+    video.frames(numbers, &mut Duration::default(), |frame| {
         all.push(frame.pixels().to_vec());
         Ok::<_, VideoError>(())
     })?;
@@ -66,7 +66,7 @@ fn limits_hold() {
     // An error of the taker's ends the program.
     let video = Video::of_file(bytes, None, &usual).unwrap();
     let mut seen = 0;
-    let ended = video.frames(&(0..30).collect::<Vec<_>>(), |_| {
+    let ended = video.frames(&(0..30).collect::<Vec<_>>(), &mut Duration::default(), |_| {
         seen += 1;
         if seen == 3 { Err(VideoError::Empty) } else { Ok(()) }
     });

@@ -1,6 +1,6 @@
 //! From prompts to token ids, on the caller's thread.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{Shared, forgery};
 use crate::{
@@ -45,7 +45,8 @@ pub fn media_of(shared: &Shared, messages: &[Message]) -> Result<Vec<Vec<Arc<Pro
         )));
     }
     let has_images = media.iter().any(|media| media.kind() == MediaKind::Image);
-    media.into_iter().map(|media| PromptItem::all(configs, media, has_images)).collect()
+    let mut spent = Duration::ZERO;
+    media.into_iter().map(|media| PromptItem::all(configs, media, has_images, &mut spent)).collect()
 }
 
 /// Token ids of a conversation, and its text as the chat template renders it, with the places of its images and sounds.

@@ -32,7 +32,7 @@ mod tower_layer;
 mod video;
 mod weights;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use audio::Sound;
 use device::{Backend, KvDType, Precision, WorkspaceShape};
@@ -109,15 +109,21 @@ pub(crate) struct PromptItem {
 
 impl PromptItem {
     /// What an image, a sound or a video is encoded as: the first as a whole, the others part by part. `has_images`: the prompt
-    /// does.
+    /// does. `spent`: the time that its videos before took to be decoded, which all of them have together.
     ///
     /// # Errors
     /// [`EngineError::InvalidArgument`] for one that the processor refuses, with why, or that no encoder takes.
-    pub(crate) fn all(configs: &Encoders<MediaConfig>, media: &Media, has_images: bool) -> Result<Vec<Arc<Self>>, EngineError> {
+    pub(crate) fn all(
+        configs: &Encoders<MediaConfig>,
+        media: &Media,
+        has_images: bool,
+        spent: &mut Duration,
+    ) -> Result<Vec<Arc<Self>>, EngineError> {
         let config = configs.get(media.kind());
         if let Media::Video(video) = media {
             let config = config.and_then(|config| Some((config, config.video.as_ref()?)));
-            return config.map_or_else(|| Err(Self::no_videos(configs)), |(config, taken)| Self::groups(config, taken, video));
+            let (config, taken) = config.ok_or_else(|| Self::no_videos(configs))?;
+            return Self::groups(config, taken, video, spent);
         }
         match (media, config.map(|config| (config, &config.processor))) {
             (Media::Image(image), Some((config, MediaProcessor::Images(processor)))) => {

@@ -1,6 +1,9 @@
 //! Videos: groups of frames, each of which is encoded by itself as an image is.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use images::{ImageError, Processed, RgbImage, VideoProcessor};
 use paged::{EncoderContent, EncoderItem};
@@ -111,7 +114,13 @@ impl PromptItem {
     }
 
     /// The groups of a video's frames. Equal ones at equal times have equal keys, in whatever video they are.
-    pub(crate) fn groups(config: &MediaConfig, taken: &VideoConfig, video: &Video) -> Result<Vec<Arc<Self>>, EngineError> {
+    /// `spent` is the time that those before it in a request took, to which its own is added.
+    pub(crate) fn groups(
+        config: &MediaConfig,
+        taken: &VideoConfig,
+        video: &Video,
+        spent: &mut Duration,
+    ) -> Result<Vec<Arc<Self>>, EngineError> {
         let begun = Instant::now();
         let (numbers, fps) = taken.taken(video);
         let processor = &taken.processor;
@@ -134,7 +143,7 @@ impl PromptItem {
             }
             Ok(())
         };
-        video.frames(&numbers, take).map_err(|error| match error {
+        video.frames(&numbers, spent, take).map_err(|error| match error {
             Failed::Engine(error) => error,
             why => EngineError::InvalidArgument(format!("a video: {why}")),
         })?;

@@ -50,10 +50,15 @@ fn card(info: &AdapterInfo) -> Value {
     json!({ "id": alias, "object": "lora_adapter", "generation": generation, "rank": rank, "bytes": bytes })
 }
 
-/// The adapters that are loaded, and how many more may be, of the model that the address names, or of the default one.
+/// The adapters that are loaded, and how many more may be, of the model that the address names, or of the default one; of one
+/// that is not loaded, those that will be loaded with it.
 pub async fn list(State(app): State<Arc<App>>, which: OfModel) -> Result<Json<Value>, Failure> {
     let Target { model, .. } = app.models.find(which.model.as_deref())?;
-    let engine = model.ready().await?;
+    let Some(engine) = model.loaded() else {
+        let of = |alias: String| json!({ "id": alias, "object": "lora_adapter", "status": "unloaded" });
+        let data: Vec<Value> = model.adapters().into_iter().map(of).collect();
+        return Ok(Json(json!({ "object": "list", "data": data, "status": null })));
+    };
     let status = engine.adapter_status()?;
     let data: Vec<Value> = engine.adapters().iter().map(card).collect();
     let limits = json!({
@@ -96,16 +101,14 @@ pub async fn load(
     let root = root(&app, &caller)?;
     let LoadBody { lora_name, lora_path, model, load_inplace, expected_generation } = parsed(&body)?;
     let Target { model, .. } = app.models.find(model.as_deref())?;
-    if let Some(other) = app.models.named(&lora_name) {
-        let whose = if Arc::ptr_eq(other, &model) { "the model itself" } else { "another model" };
-        return Err(ApiError::value("lora_name", format!("is a name of {whose}")).into());
-    }
-    if app.models.with_adapter(&lora_name).is_some_and(|other| !Arc::ptr_eq(other, &model)) {
-        return Err(ApiError::value("lora_name", "is an adapter of another model").into());
-    }
-    let engine = model.ready().await?;
+    // As a request of the model, which is not unloaded meanwhile.
+    let _admission = app.admit(&caller, &model, 1)?;
+    let naming = Arc::clone(&app.models.naming).lock_owned().await;
+    app.models.check_alias(&lora_name, &model)?;
+    let engine = app.models.ready(&model).await?;
     let how = LoadAdapter { in_place: load_inplace, expected_generation };
     let loaded = tokio::task::spawn_blocking(move || {
+        let _naming = naming;
         let outside = || EngineError::Adapter {
             code: "adapter_file_not_found",
             message: "lora_path is nothing in the folder that adapters are taken from".into(),
@@ -145,6 +148,6 @@ pub async fn unload(
     let UnloadBody { lora_name, expected_generation } = parsed(&body)?;
     // An alias is of one model only; where it is none's, the default one says so.
     let model = app.models.with_adapter(&lora_name).unwrap_or_else(|| app.models.default());
-    let engine = model.ready().await?;
+    let engine = app.models.ready(model).await?;
     Ok(Json(card(&engine.unload_adapter(&lora_name, expected_generation.as_deref())?)))
 }

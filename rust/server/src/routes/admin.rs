@@ -8,7 +8,7 @@ use axum::{
     http::Uri,
 };
 use bytes::Bytes;
-use engine::{Engine, EngineError, Isq};
+use engine::Isq;
 use openai::ApiError;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -25,22 +25,17 @@ use crate::{
 /// A route of the mirrored interface that is not there yet.
 pub const PLANNED: &str = "/v1/models/tune";
 
-/// Tells the engine of every model that is loaded; those that are not schedule nothing anyway.
-fn on_all(app: &App, tell: fn(&Engine) -> Result<(), EngineError>) -> Result<(), ApiError> {
-    app.models.iter().filter_map(|model| model.loaded()).try_for_each(|engine| Ok(tell(&engine)?))
-}
-
-/// Schedules nothing until a resume; requests wait.
+/// Schedules nothing until a resume, of models that are loaded meanwhile too; requests wait.
 pub async fn pause(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Result<Json<Value>, Failure> {
     require_admin(&caller)?;
-    on_all(&app, Engine::pause)?;
+    app.models.pause()?;
     Ok(Json(json!({ "status": "paused" })))
 }
 
 /// Goes on after a pause, and takes requests again after a drain.
 pub async fn resume(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Result<Json<Value>, Failure> {
     require_admin(&caller)?;
-    on_all(&app, Engine::resume)?;
+    app.models.resume()?;
     app.is_draining.store(false, Ordering::SeqCst);
     Ok(Json(json!({ "status": "running" })))
 }
@@ -89,7 +84,7 @@ pub async fn re_isq(
     let isq = Isq::named("ggml_type", &ggml_type)?;
     let Target { model, .. } = app.models.find(model.as_deref())?;
     model.re_isq(isq).await?;
-    let weight_bytes = model.engine().weight_bytes();
+    let weight_bytes = model.engine()?.weight_bytes();
     Ok(Json(json!({ "status": "ok", "ggml_type": isq.to_string(), "weight_bytes": weight_bytes })))
 }
 

@@ -34,9 +34,9 @@ pub async fn create(
 ) -> Result<Response, Failure> {
     let bytes = body(&app, &headers, bytes).await?;
     let request = ChatRequest::parse(&bytes)?;
-    let target = app.models.find(request.chat.model.as_deref())?;
-    let generation = request.into_generation(&target.model.context)?;
-    let envelope = app.envelope("chatcmpl-", &target.model);
+    let target = app.target(&caller, request.chat.model.as_deref()).await?;
+    let generation = request.into_generation(&target.model.known()?.context)?;
+    let envelope = app.envelope("chatcmpl-", &target.model)?;
     let running = start(&app, &caller, &target, generation).await?;
     let delivery = running.delivery.clone();
     if delivery.stream {

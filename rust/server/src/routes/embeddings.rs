@@ -26,8 +26,8 @@ pub async fn create(
 ) -> Result<Json<EmbeddingsAnswer>, Failure> {
     let bytes = body(&app, &headers, bytes).await?;
     let EmbeddingsRequest { model, request, encoding, user } = EmbeddingsRequest::parse(&bytes)?;
-    let target = app.models.find(model.as_deref())?;
-    let (engine, dimensions) = (target.model.engine(), request.dimensions);
+    let target = app.target(&caller, model.as_deref()).await?;
+    let (engine, dimensions) = (target.model.engine()?, request.dimensions);
     let makes_them = engine.embedding().is_some();
     let requests = tokio::task::spawn_blocking(move || engine.embedding_requests(request)).await;
     let requests = requests.map_err(|panic| internal(format!("a defect ended the request: {panic}")))?;

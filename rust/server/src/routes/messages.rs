@@ -37,9 +37,9 @@ pub async fn create(
 ) -> Result<Response, Failure> {
     let request = MessagesRequest::parse(&body(&app, &headers, bytes).await?)?;
     let max_tokens = request.max_tokens().unwrap_or(usize::MAX);
-    let target = app.models.find(request.model())?;
-    let generation = request.into_generation(&target.model.context)?;
-    let envelope = app.envelope("msg_", &target.model);
+    let target = app.target(&caller, request.model()).await?;
+    let generation = request.into_generation(&target.model.known()?.context)?;
+    let envelope = app.envelope("msg_", &target.model)?;
     let running = start(&app, &caller, &target, generation).await?;
     if running.delivery.stream {
         let num_prompt_tokens = running.num_prompt_tokens();
@@ -62,10 +62,15 @@ pub async fn create(
 }
 
 /// How many tokens a message's prompt would have.
-pub async fn count_tokens(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
+pub async fn count_tokens(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    bytes: Body,
+) -> Result<Json<Value>, Failure> {
     let request = MessagesRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let Target { model, .. } = app.models.find(request.model())?;
-    let (_, ids) = render(&app, &model, request.into_count(&model.context)?).await?;
+    let Target { model, .. } = app.target(&caller, request.model()).await?;
+    let (_, ids) = render(&app, &model, request.into_count(&model.known()?.context)?).await?;
     Ok(Json(json!({ "input_tokens": ids.len() })))
 }
 

@@ -8,7 +8,7 @@ use axum::{
     http::HeaderMap,
 };
 use bytes::Bytes;
-use engine::MediaKind;
+use engine::{Engine, MediaKind};
 use openai::response::ModelCard;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -25,8 +25,9 @@ use crate::{
 impl Model {
     /// Of one of its names, or of an adapter of it.
     fn card(&self, name: &str) -> ModelCard {
-        let (engine, is_adapter) = (self.engine(), !self.is_named(name));
-        let kind = if engine.embedding().is_some() { "embedding" } else { "chat" };
+        // Of one that was never loaded little is known.
+        let (engine, is_adapter) = (self.engine().ok(), !self.is_named(name));
+        let told = |what: fn(&Engine) -> Value| engine.as_ref().map_or(Value::Null, what);
         ModelCard {
             id: name.to_owned(),
             object: "model",
@@ -34,15 +35,17 @@ impl Model {
             owned_by: "local",
             root: if is_adapter { name.to_owned() } else { self.id().to_owned() },
             parent: is_adapter.then(|| self.id().to_owned()),
-            max_model_len: engine.max_sequence_length(),
+            max_model_len: engine.as_ref().map(Engine::max_sequence_length),
             more: BTreeMap::from([
                 (
                     "input_modalities",
-                    std::iter::once("text").chain(engine.media_kinds().into_iter().map(MediaKind::part_type)).collect(),
+                    told(|engine| {
+                        std::iter::once("text").chain(engine.media_kinds().into_iter().map(MediaKind::part_type)).collect()
+                    }),
                 ),
-                ("architecture", json!(engine.architecture())),
-                ("tool_format", json!(engine.tool_format())),
-                ("kind", json!(kind)),
+                ("architecture", told(|engine| json!(engine.architecture()))),
+                ("tool_format", told(|engine| json!(engine.tool_format()))),
+                ("kind", told(|engine| json!(if engine.embedding().is_some() { "embedding" } else { "chat" }))),
                 ("status", json!(self.status())),
             ]),
         }
@@ -123,7 +126,7 @@ pub async fn reload(
 ) -> Result<Json<Value>, Failure> {
     require_admin(&caller)?;
     let model = named(&app.models, &body)?;
-    model.ready().await?;
+    app.models.ready(&model).await?;
     Ok(told(&model))
 }
 

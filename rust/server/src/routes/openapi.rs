@@ -237,8 +237,10 @@ fn openapi(vocab_size: usize, num_texts: usize) -> Value {
 
 /// The document.
 pub async fn document(State(app): State<Arc<App>>) -> Json<Value> {
-    let engine = app.models.default().engine();
-    Json(openapi(engine.vocab_size(), engine.tokenizer().vocab_size()))
+    // The bounds of the default model, where they are known.
+    let sizes = app.models.default().engine().map(|engine| (engine.vocab_size(), engine.tokenizer().vocab_size()));
+    let (vocab_size, num_texts) = sizes.unwrap_or((u32::MAX as usize, u32::MAX as usize));
+    Json(openapi(vocab_size, num_texts))
 }
 
 fn escaped(text: &str) -> String {

@@ -50,7 +50,7 @@ impl Making {
     ) -> Result<(Self, openai::Generation), ApiError> {
         let chat = conversation(app, &caller, &target.model, &request).await?;
         let generation = request.generation(chat.clone())?;
-        let (envelope, item_id) = (app.envelope("resp_", &target.model), app.id("msg_"));
+        let (envelope, item_id) = (app.envelope("resp_", &target.model)?, app.id("msg_"));
         Ok((Self { app: Arc::clone(app), caller, request, envelope, item_id, chat }, generation))
     }
 
@@ -118,8 +118,8 @@ async fn conversation(app: &App, caller: &Caller, model: &Model, request: &Respo
             None => return Err(lost(id, Some("previous_response_id".into()))),
         },
     };
-    chat.extend(request.input(&model.context)?);
-    seeing::place(app, model, chat).await.map_err(of_input)
+    chat.extend(request.input(&model.known()?.context)?);
+    Ok(seeing::place(app, model, chat).await.map_err(of_input)?.0)
 }
 
 fn lost(id: &str, param: Option<String>) -> ApiError {
@@ -137,7 +137,7 @@ pub async fn create(
     bytes: Body,
 ) -> Result<Response, Failure> {
     let request = ResponsesRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let target = app.models.find(request.fields.model.as_deref())?;
+    let target = app.target(&caller, request.fields.model.as_deref()).await?;
     let (mut making, generation) = Making::begin(&app, caller.clone(), &target, request).await?;
     let running = start(&app, &caller, &target, generation).await?;
     if running.delivery.stream {
@@ -165,7 +165,7 @@ pub async fn input_tokens(
     bytes: Body,
 ) -> Result<Json<Value>, Failure> {
     let request = ResponsesRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let target = app.models.find(request.fields.model.as_deref())?;
+    let target = app.target(&caller, request.fields.model.as_deref()).await?;
     let (_, generation) = Making::begin(&app, caller, &target, request).await?;
     let (_, ids) = render(&app, &target.model, generation).await?;
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": ids.len() })))

@@ -11,7 +11,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use engine::Vitals;
+use engine::{Engine, Vitals};
 use serde_json::{Value, json};
 
 use crate::{
@@ -53,20 +53,21 @@ pub async fn health(State(app): State<Arc<App>>) -> Response {
     (status, Json(body)).into_response()
 }
 
-/// 200 while more requests are welcome, to one model at least.
+/// 200 while more requests are welcome, to one model at least; names those that take none.
 pub async fn ready(State(app): State<Arc<App>>) -> Response {
     let is_stuck = |model: &Model| !model.vitals().is_ok_and(|vitals| vitals.is_none_or(|vitals| vitals.is_alive()));
     let is_full = |model: &Model| model.in_flight.load(Ordering::SeqCst) >= model.config.max_seqs + app.config.max_queued;
-    let why = if app.is_draining.load(Ordering::SeqCst) {
-        "draining"
-    } else if app.models.iter().any(|model| is_stuck(model)) {
-        "stuck"
-    } else if app.models.iter().all(|model| is_full(model)) {
-        "full"
+    let (stuck, others): (Vec<_>, Vec<_>) = app.models.iter().partition(|model| is_stuck(model));
+    let (full, open): (Vec<_>, Vec<_>) = others.into_iter().partition(|model| is_full(model));
+    let (status, word) = if app.is_draining.load(Ordering::SeqCst) {
+        (StatusCode::SERVICE_UNAVAILABLE, "draining")
+    } else if !open.is_empty() {
+        (StatusCode::OK, "ready")
     } else {
-        return Json(json!({ "status": "ready" })).into_response();
+        (StatusCode::SERVICE_UNAVAILABLE, if full.is_empty() { "stuck" } else { "full" })
     };
-    (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": why }))).into_response()
+    let ids = |models: Vec<&Arc<Model>>| models.iter().map(|model| model.id()).collect::<Value>();
+    (status, Json(json!({ "status": word, "stuck": ids(stuck), "full": ids(full) }))).into_response()
 }
 
 /// The package's version.
@@ -76,16 +77,18 @@ pub async fn version() -> Json<Value> {
 
 /// What is told of a model.
 fn model_info(model: &Model) -> Value {
-    let engine = model.engine();
+    // Of one that was never loaded little is known.
+    let engine = model.engine().ok();
+    let engine = engine.as_ref();
     json!({
         "model": model.id(),
         "status": model.status(),
-        "architecture": engine.architecture(),
-        "max_model_len": engine.max_sequence_length(),
-        "weight_bytes": engine.weight_bytes(),
-        "kv_cache_bytes": engine.kv_cache_bytes(),
+        "architecture": engine.map(Engine::architecture),
+        "max_model_len": engine.map(Engine::max_sequence_length),
+        "weight_bytes": engine.map(Engine::weight_bytes),
+        "kv_cache_bytes": engine.map(Engine::kv_cache_bytes),
         "max_seqs": model.config.max_seqs,
-        "description": engine.description(),
+        "description": engine.map(Engine::description),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{Json, body::Body, extract::State, http::HeaderMap};
+use axum::{Extension, Json, body::Body, extract::State, http::HeaderMap};
 use engine::{EngineError, GenerationRequest, Prompt, RenderOptions};
 use openai::{
     ApiError, Generation,
@@ -15,20 +15,26 @@ use serde_json::{Map, Value, json};
 use super::{OfModel, blocking, body};
 use crate::{
     app::App,
+    auth::Caller,
     errors::Failure,
     models::{Model, Target},
     seeing,
 };
 
 /// `POST /tokenize`.
-pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
+pub async fn tokenize(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    bytes: Body,
+) -> Result<Json<Value>, Failure> {
     let request = TokenizeRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let Target { model, .. } = app.models.find(request.model.as_deref())?;
-    let engine = model.engine();
+    let Target { model, .. } = app.target(&caller, request.model.as_deref()).await?;
+    let engine = model.engine()?;
     let tokens = engine.clone();
     let add_special = request.add_special_tokens.or(request.add_special);
     let ids = if let Some(chat) = request.messages {
-        let chat = seeing::place(&app, &model, messages::parse(chat, &model.context)?).await?;
+        let (chat, turn) = seeing::place(&app, &model, messages::parse(chat, &model.known()?.context)?).await?;
         let extra = request.chat_template_kwargs.unwrap_or_default();
         messages::check_template_kwargs(&extra)?;
         let continue_final_message = request.continue_final_message.unwrap_or(false);
@@ -38,7 +44,6 @@ pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Bo
             extra,
             ..RenderOptions::default()
         };
-        let turn = app.seeing.turn_of_messages(&chat).await?;
         blocking(move || {
             let _turn = turn;
             tokens.tokenize_chat(&chat, &options)
@@ -71,9 +76,14 @@ pub async fn tokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Bo
 }
 
 /// `POST /detokenize`: the text as `prompt` (vLLM) and as `content` (llama.cpp).
-pub async fn detokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
+pub async fn detokenize(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    bytes: Body,
+) -> Result<Json<Value>, Failure> {
     let request = DetokenizeRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let engine = app.models.find(request.model.as_deref())?.model.engine();
+    let engine = app.target(&caller, request.model.as_deref()).await?.model.engine()?;
     let tokens = request.tokens.ok_or_else(|| ApiError::missing("tokens", "give a list of token ids"))?;
     let vocab_size = engine.tokenizer().vocab_size();
     if let Some(i) = tokens.iter().position(|id| *id as usize >= vocab_size) {
@@ -85,18 +95,22 @@ pub async fn detokenize(State(app): State<Arc<App>>, headers: HeaderMap, bytes: 
 }
 
 /// `POST /apply-template`: what a chat becomes.
-pub async fn apply_template(State(app): State<Arc<App>>, headers: HeaderMap, bytes: Body) -> Result<Json<Value>, Failure> {
+pub async fn apply_template(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+    bytes: Body,
+) -> Result<Json<Value>, Failure> {
     let request = ChatRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let Target { model, .. } = app.models.find(request.chat.model.as_deref())?;
-    let (prompt, tokens) = render(&app, &model, request.into_generation(&model.context)?).await?;
+    let Target { model, .. } = app.target(&caller, request.chat.model.as_deref()).await?;
+    let (prompt, tokens) = render(&app, &model, request.into_generation(&model.known()?.context)?).await?;
     Ok(Json(json!({ "prompt": prompt, "count": tokens.len(), "tokens": tokens })))
 }
 
 /// The prompt of a chat and its tokens, after all the checks of a chat that is answered.
 pub async fn render(app: &App, model: &Model, mut generation: Generation) -> Result<(String, Vec<u32>), ApiError> {
-    seeing::place_all(app, model, &mut generation.requests).await?;
-    let turn = app.seeing.turn_of(&generation.requests).await?;
-    let engine = model.engine();
+    let turn = seeing::place_all(app, model, &mut generation.requests).await?;
+    let engine = model.engine()?;
     blocking(move || {
         let _turn = turn;
         let request = generation.requests.into_iter().next();
@@ -110,8 +124,12 @@ pub async fn render(app: &App, model: &Model, mut generation: Generation) -> Res
 }
 
 /// `GET /tokenizer_info`.
-pub async fn tokenizer_info(State(app): State<Arc<App>>, which: OfModel) -> Result<Json<Value>, Failure> {
-    let engine = app.models.find(which.model.as_deref())?.model.engine();
+pub async fn tokenizer_info(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    which: OfModel,
+) -> Result<Json<Value>, Failure> {
+    let engine = app.target(&caller, which.model.as_deref()).await?.model.engine()?;
     let tokenizer = engine.tokenizer();
     let special = tokenizer.special_tokens();
     Ok(Json(json!({

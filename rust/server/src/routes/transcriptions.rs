@@ -28,9 +28,10 @@ use crate::{
     models::Model,
 };
 
-/// Whether a model makes transcriptions.
+/// Whether a model makes transcriptions; one that was never loaded may.
 fn check(model: &Model) -> Result<(), ApiError> {
-    check_model(&model.context, model.engine().tokenizer().token_to_id(TRANSCRIBE).is_some())
+    let Ok(known) = model.known() else { return Ok(()) };
+    check_model(&known.context, model.engine()?.tokenizer().token_to_id(TRANSCRIBE).is_some())
 }
 
 /// Writes down what is said in a sound.
@@ -49,7 +50,7 @@ pub async fn create(
         ApiError::new(415, "invalid_request_error", "unsupported_media_type", None, message)
     })?;
     let mut form = read(whole(&app, body, "invalid_form").await?, boundary).await?;
-    let target = app.models.find(form.model.as_deref())?;
+    let target = app.target(&caller, form.model.as_deref()).await?;
     check(&target.model)?;
     let (file, format) = (form.file()?, form.format);
     let admission = app.admit(&caller, &target.model, 1)?;
