@@ -19,15 +19,28 @@ use engine::{Engine, EngineConfig, MemoryGpuConfig, model::config::FfnConfig, mo
 use kernel_tests::{EmulatedDriver, Order};
 
 /// Some that are dense, and some with experts.
-const CHUNKED: [&str; 9] =
-    ["dots1", "gemma3n", "gemma4", "gemma4-moe", "olmo3", "nemotron_h", "nemotron_h-latent", "falcon_h1", "falcon_h1-norm"];
+const CHUNKED: [&str; 12] = [
+    "gpt2",
+    "gpt_neo",
+    "opt",
+    "dots1",
+    "gemma3n",
+    "gemma4",
+    "gemma4-moe",
+    "olmo3",
+    "nemotron_h",
+    "nemotron_h-latent",
+    "falcon_h1",
+    "falcon_h1-norm",
+];
 /// What their kernels are asked for, no other golden asks for.
-const ON_CUDA: [&str; 13] = [
+const ON_CUDA: [&str; 15] = [
     "afmoe",
     "apertus",
     "gemma3n",
     "gemma4",
     "gemma4-moe",
+    "gpt2",
     "gpt_neox",
     "jais2",
     "mistral4",
@@ -36,6 +49,7 @@ const ON_CUDA: [&str; 13] = [
     "falcon_h1",
     "falcon_h1-norm",
     "olmo",
+    "opt",
 ];
 
 fn names() -> Vec<String> {
@@ -120,6 +134,20 @@ fn cuda_backend_agrees_with_drawn_goldens() {
             });
         }
     });
+}
+
+#[test]
+fn a_context_is_as_long_as_its_table_of_positions() {
+    for (name, key, rows) in [("gpt2", "n_positions", [512, 513]), ("opt", "max_position_embeddings", [514, 515])] {
+        let (folder, source) = drawn::model(name);
+        let path = folder.path().join("config.json");
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        json[key] = 513.into();
+        std::fs::write(&path, json.to_string()).unwrap();
+        let error = Engine::load(&source, &EngineConfig::default(), &|_| ()).err().unwrap().to_string();
+        let [there, asked] = rows;
+        assert!(error.contains(&format!("has shape [{there}, 48]; the configuration asks for [{asked}, 48]")), "{name}: {error}");
+    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ use engine::{
     quantize_model,
     weights::{GgufFiles, MetadataValue},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const FOLDERS: [&str; 47] = [
     "llama",
@@ -153,7 +153,7 @@ fn the_file_of_a_folder_whose_value_heads_change_places_is_as_near_to_it_as_in_s
 }
 
 /// Of which only the configuration is kept.
-const DRAWN: [&str; 19] = [
+const DRAWN: [&str; 21] = [
     "arcee",
     "ernie4_5",
     "ernie4_5_moe",
@@ -161,6 +161,8 @@ const DRAWN: [&str; 19] = [
     "exaone4",
     "exaone_moe",
     "glm",
+    "gpt2",
+    "gpt_bigcode",
     "hy_v3",
     "jais2",
     "mellum-sparse",
@@ -181,6 +183,29 @@ fn the_file_of_a_folder_of_any_family_computes_what_its_folder_computes() {
     for name in DRAWN {
         let (folder, source) = drawn::model(name);
         fs::copy(golden_dir().join("text/llama/tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+        let output = dir.path().join(format!("{name}.gguf"));
+        quantized(&source, &output, "8").unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_same(name, &logits(&source, Some("8")), &logits(&file(&output), None));
+    }
+}
+
+/// The weights of another one, with the keys of these.
+#[test]
+fn the_file_of_a_renamed_family_computes_what_its_folder_computes() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, keys) in [
+        ("xverse", json!({})),
+        ("orion", json!({})),
+        ("minicpm", json!({"scale_emb": 4, "scale_depth": 1.4, "dim_model_base": 32})),
+    ] {
+        let (folder, source) = drawn::model("iquestcoder");
+        let path = folder.path().join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        config["model_type"] = name.into();
+        for (key, value) in keys.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        fs::write(&path, config.to_string()).unwrap();
         let output = dir.path().join(format!("{name}.gguf"));
         quantized(&source, &output, "8").unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_same(name, &logits(&source, Some("8")), &logits(&file(&output), None));

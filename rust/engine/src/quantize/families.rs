@@ -56,7 +56,7 @@ const fn family(name: &'static str) -> Family {
 }
 
 /// All of them.
-pub(super) const FAMILIES: [Family; 60] = [
+pub(super) const FAMILIES: [Family; 62] = [
     family("llama"),
     family("mistral"),
     family("qwen2"),
@@ -101,6 +101,8 @@ pub(super) const FAMILIES: [Family; 60] = [
     family("minimax_m2"),
     Family { own: olmo, ..family("olmo") },
     family("exaone"),
+    family("gpt2"),
+    family("gpt_bigcode"),
     Family { own: minicpm, ..family("minicpm") },
     family("orion"),
     family("xverse"),
