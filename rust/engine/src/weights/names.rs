@@ -408,7 +408,7 @@ impl ModelPlace {
     pub fn plain(name: &str) -> String {
         let is_embedding = |rest: &str| {
             let is_called = |name: &&str| rest.strip_prefix(*name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-            rest.starts_with("embed_tokens") || Self::EMBEDDINGS.iter().any(|name| is_called(&name))
+            rest.starts_with("embed_tokens") || Self::EMBEDDINGS.iter().any(is_called)
         };
         let at = |place: &Self| {
             let within = name.strip_prefix(place.model);
@@ -538,7 +538,7 @@ impl WeightId {
     /// How stacked matrices lie in the tensor of that name.
     pub fn place(self, names: Names) -> Place {
         let own = names.iter().find(|(role, _)| *role == self.role).map_or(self.role.names().1, |(_, name)| name);
-        let place = own.split_once('$').map_or(if own.ends_with(".T") { ".T" } else { "" }, |(_, place)| place);
+        let place = own.split_once('$').map_or(own.strip_suffix(".T").map_or("", |_| ".T"), |(_, place)| place);
         let (is_transposed, rows) = place.strip_prefix(".T").map_or((false, place), |rows| (true, rows));
         let (or_plain, rows) = rows.strip_prefix('?').map_or((false, rows), |rows| (true, rows));
         let rows = rows.trim_matches(['[', ']']).split_once("::");

@@ -1,5 +1,5 @@
-//! DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437), A.X K1 and GLM 4.7 Flash: latent attention, and experts behind some dense
-//! layers.
+//! DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437), A.X K1 and GLM 4.7 Flash: latent attention, and experts behind some
+//! dense layers.
 
 use device::{ExpertGroups, RopeStyle, RouterScore};
 use serde_json::{Value, json};
@@ -104,7 +104,6 @@ pub(super) const AXK1: Architecture = Architecture {
         }))
     },
     from_gguf: no_gguf,
-    ..V2
 };
 
 fn from_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
