@@ -1,8 +1,8 @@
 //! What some models do with rows between products, element by element. Gemma 4 gives each layer a vector of a token and layer
 //! besides the residual stream (per-layer embeddings, looked up and computed before the first layer) and has a factor behind
-//! each; its image encoder bounds what goes into products and what comes out.
+//! each; its image encoder bounds what goes into products and what comes out. GPT-2 adds a vector of each position.
 
-use crate::{Activation, Norm, Tensor};
+use crate::{Activation, EmbeddingTable, Norm, StepMetadata, Tensor};
 
 /// Arguments of [`ElementwisePhases::layer_inputs`]: `x = (norm(x) + tokens) * scale`, the norm over each layer's part.
 pub struct LayerInputArgs<'a> {
@@ -63,6 +63,9 @@ pub trait ElementwisePhases {
             }
         }
     }
+
+    /// `x[i] += table[positions[i]]`, of each row's position in its request, which the table, `[num_positions, cols]`, has.
+    fn add_positions(&self, x: &mut Tensor, table: EmbeddingTable<'_>, step: &StepMetadata);
 
     /// `gate = activation(gate) * up`.
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor);

@@ -1,6 +1,8 @@
 //! Steps that are replayed from a recording, on the kernels' real source compiled for the CPU.
 
 mod common;
+#[path = "common/drawn.rs"]
+mod drawn;
 
 use std::sync::Arc;
 
@@ -45,7 +47,9 @@ fn logits(source: &ModelSource, options: CudaOptions, precision: Precision, prom
 
 #[test]
 fn replayed_steps_have_the_bits_of_steps_that_run_as_they_are() {
+    let (_folder, with_positions) = drawn::model("opt");
     let models = [
+        (with_positions, Precision::Exact),
         (hugging_face("llama"), Precision::Exact),
         (gguf("llama"), Precision::Fast),
         (hugging_face("gemma3"), Precision::Fast),

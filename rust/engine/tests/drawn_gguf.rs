@@ -52,7 +52,7 @@ const PLAIN: File = File {
     num_cases: 2,
 };
 
-const FILES: [File; 33] = [
+const FILES: [File; 35] = [
     File { golden: "apertus", architecture: "apertus", ..PLAIN },
     File { golden: "seed_oss", architecture: "seed_oss", has_norms_after: true, ..PLAIN },
     File { golden: "ernie4_5", architecture: "ernie4_5", ..PLAIN },
@@ -203,6 +203,8 @@ const FILES: [File; 33] = [
         numbers: &[("attention.layer_norm_epsilon", 1e-5)],
         ..PLAIN
     },
+    File { golden: "gpt2", architecture: "gpt2", numbers: &[("attention.layer_norm_epsilon", 1e-5)], ..PLAIN },
+    File { golden: "gpt_bigcode", architecture: "starcoder", numbers: &[("attention.layer_norm_epsilon", 1e-5)], ..PLAIN },
     File { golden: "falcon", architecture: "falcon", numbers: &[("attention.layer_norm_epsilon", 1e-5)], ..PLAIN },
     File { golden: "exaone", architecture: "exaone", numbers: &[("attention.layer_norm_rms_epsilon", 1e-5)], ..PLAIN },
     // What its converter writes is a llama.
@@ -356,14 +358,18 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "model.norm" | "model.final_layernorm" | "backbone.norm_f" | "transformer.ln_f" | "gpt_neox.final_layer_norm" => {
             "output_norm"
         }
+        "transformer.wpe" => "position_embd",
         "lm_head" | "embed_out" => "output",
         "input_layernorm" | "attention_layernorm" | "norm" | "ln_1" => "attn_norm",
         "self_attn.q_proj" | "mixer.q_proj" | "attn.attention.q_proj" => "attn_q",
         "self_attn.k_proj" | "mixer.k_proj" | "attn.attention.k_proj" => "attn_k",
         "self_attn.v_proj" | "mixer.v_proj" | "attn.attention.v_proj" => "attn_v",
-        "self_attn.o_proj" | "attention.dense" | "mixer.o_proj" | "self_attention.dense" | "attn.attention.out_proj" => {
-            "attn_output"
-        }
+        "self_attn.o_proj"
+        | "attention.dense"
+        | "mixer.o_proj"
+        | "self_attention.dense"
+        | "attn.attention.out_proj"
+        | "attn.c_proj" => "attn_output",
         "mixer.in_proj" | "mamba.in_proj" => "ssm_in",
         "mixer.conv1d" | "mamba.conv1d" => "ssm_conv1d",
         "mixer.norm" | "mamba.norm" => "ssm_norm",
@@ -376,7 +382,7 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "mixer.fc1_latent_proj" => "ffn_latent_down",
         "mixer.fc2_latent_proj" => "ffn_latent_up",
         "self_attn.sinks" => "attn_sinks",
-        "attention.query_key_value" | "self_attention.query_key_value" => "attn_qkv",
+        "attention.query_key_value" | "self_attention.query_key_value" | "attn.c_attn" => "attn_qkv",
         "self_attn.gate_proj" => "attn_gate",
         "self_attn.q_a_proj" => "attn_q_a",
         "self_attn.q_a_layernorm" => "attn_q_a_norm",
@@ -390,9 +396,13 @@ fn renamed(module: &str, has_norms_after: bool) -> &'static str {
         "feedforward_layernorm" | "pre_mlp_layernorm" | "post_attention_layernorm" | "pre_ff_layernorm" | "ln_2" => "ffn_norm",
         "post_feedforward_layernorm" | "post_mlp_layernorm" => "post_ffw_norm",
         "mlp.gate_proj" | "feed_forward.gate_proj" | "mlp.c_fc_0" => "ffn_gate",
-        "mlp.up_proj" | "mlp.gate_up_proj" | "feed_forward.up_proj" | "mixer.up_proj" | "mlp.c_fc_1" | "mlp.dense_h_to_4h" => {
-            "ffn_up"
-        }
+        "mlp.up_proj"
+        | "mlp.gate_up_proj"
+        | "feed_forward.up_proj"
+        | "mixer.up_proj"
+        | "mlp.c_fc_1"
+        | "mlp.dense_h_to_4h"
+        | "mlp.c_fc" => "ffn_up",
         "mlp.down_proj" | "feed_forward.down_proj" | "mixer.down_proj" | "mlp.c_proj" | "mlp.dense_4h_to_h" => "ffn_down",
         "mlp.gate"
         | "mlp.router.gate"
@@ -547,12 +557,20 @@ fn converted(file: &File, config: &Value, (name, shape): (&str, &[usize]), [num_
 }
 
 fn write(file: &File, config: &Value, path: &Path) {
-    let size = |key: &str| config[key].as_u64().map(|n| n as usize);
+    let own = [
+        ("num_attention_heads", "n_head"),
+        ("hidden_size", "n_embd"),
+        ("num_hidden_layers", "n_layer"),
+        ("max_position_embeddings", "n_positions"),
+        ("intermediate_size", "n_inner"),
+    ];
+    let also_called = |key: &str| own.iter().find(|(usual, _)| *usual == key).and_then(|(_, own)| config[*own].as_u64());
+    let size = |key: &str| config[key].as_u64().or_else(|| also_called(key)).map(|n| n as usize);
     // Zeros, where nothing attends.
     let num_heads = size("num_attention_heads").unwrap_or(0);
     let usual_kv_heads = if config["multi_query"] == true { 1 } else { num_heads };
     let kv_heads = size("num_key_value_heads").unwrap_or(usual_kv_heads);
-    let usual_width = if file.golden == "falcon" { 4 * size("hidden_size").unwrap() } else { 1 };
+    let usual_width = if ["falcon", "gpt2"].contains(&file.golden) { 4 * size("hidden_size").unwrap() } else { 1 };
     let head_dim = size("head_dim").unwrap_or_else(|| size("hidden_size").unwrap() / num_heads.max(1));
     let num_layers =
         size("num_hidden_layers").or(size("num_layers")).unwrap_or_else(|| config["layers_block_type"].as_array().unwrap().len());
@@ -628,7 +646,12 @@ fn write(file: &File, config: &Value, path: &Path) {
     // Experts lie one after the other in one tensor.
     let mut tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)> = BTreeMap::new();
     for (name, shape) in shapes.iter().filter(|(name, _)| !name.contains("act_fn")) {
-        let values = converted(file, config, (name, shape), [num_heads, kv_heads]);
+        let mut values = converted(file, config, (name, shape), [num_heads, kv_heads]);
+        let mut shape = shape.clone();
+        if let ("gpt2", true, [rows, cols]) = (file.golden, name.contains(".c_"), &shape[..]) {
+            values = (0..*cols).flat_map(|col| values.iter().skip(col).step_by(*cols)).copied().collect();
+            shape = vec![*cols, *rows];
+        }
         let is_expert = name.contains(".experts.") && name.ends_with(".weight");
         let (whole, all) = tensors
             .entry(gguf_name(name, file.has_norms_after))

@@ -19,7 +19,10 @@ use engine::{Engine, EngineConfig, MemoryGpuConfig, model::config::FfnConfig, mo
 use kernel_tests::{EmulatedDriver, Order};
 
 /// Some that are dense, and some with experts.
-const CHUNKED: [&str; 12] = [
+const CHUNKED: [&str; 15] = [
+    "gpt2",
+    "gpt_neo",
+    "opt",
     "dots1",
     "gemma3n",
     "gemma4",
@@ -34,12 +37,13 @@ const CHUNKED: [&str; 12] = [
     "jamba",
 ];
 /// What their kernels are asked for, no other golden asks for.
-const ON_CUDA: [&str; 16] = [
+const ON_CUDA: [&str; 18] = [
     "afmoe",
     "apertus",
     "gemma3n",
     "gemma4",
     "gemma4-moe",
+    "gpt2",
     "gpt_neox",
     "jais2",
     "jamba",
@@ -51,6 +55,7 @@ const ON_CUDA: [&str; 16] = [
     "falcon_h1",
     "falcon_h1-norm",
     "olmo",
+    "opt",
 ];
 
 fn names() -> Vec<String> {
@@ -135,6 +140,20 @@ fn cuda_backend_agrees_with_drawn_goldens() {
             });
         }
     });
+}
+
+#[test]
+fn a_context_is_as_long_as_its_table_of_positions() {
+    for (name, key, rows) in [("gpt2", "n_positions", [512, 513]), ("opt", "max_position_embeddings", [514, 515])] {
+        let (folder, source) = drawn::model(name);
+        let path = folder.path().join("config.json");
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        json[key] = 513.into();
+        std::fs::write(&path, json.to_string()).unwrap();
+        let error = Engine::load(&source, &EngineConfig::default(), &|_| ()).err().unwrap().to_string();
+        let [there, asked] = rows;
+        assert!(error.contains(&format!("has shape [{there}, 48]; the configuration asks for [{asked}, 48]")), "{name}: {error}");
+    }
 }
 
 #[test]

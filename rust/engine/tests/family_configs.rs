@@ -57,6 +57,9 @@ fn absent_keys_mean_what_they_mean_in_the_family() {
     assert!((apertus.ropes[0].theta - 12_000_000.0).abs() < 1e-9);
     assert!(matches!(apertus.ropes[0].scaling, RopeScaling::Llama3 { original_max_positions: 8192, .. }));
 
+    let dbrx = changed("dbrx", &json!({"rope_theta": "absent"})).unwrap();
+    assert!((dbrx.ropes[0].theta - 500_000.0).abs() < 1e-9, "the key among those of attention");
+
     let helium = changed("helium", &json!({"rms_norm_eps": "absent"})).unwrap();
     assert!((helium.norm.eps - 1e-8).abs() < 1e-15);
     let glm = changed("glm", &json!({"partial_rotary_factor": "absent", "attention_bias": "absent"})).unwrap();
@@ -68,7 +71,20 @@ fn absent_keys_mean_what_they_mean_in_the_family() {
 }
 
 #[test]
+fn scores_of_gpt2_may_be_divided_by_the_number_of_their_layer() {
+    let scales = |changes| -> Vec<_> {
+        changed("gpt2", &changes).unwrap().layers.iter().map(|layer| layer.attention.scale.recip().powi(2).round()).collect()
+    };
+    assert_eq!(scales(json!({})), [12.0; 3]);
+    assert_eq!(scales(json!({"scale_attn_by_inverse_layer_idx": true})), [12.0, 48.0, 108.0]);
+}
+
+#[test]
 fn layers_have_windows_by_the_family_s_pattern() {
+    let neo = changed("gpt_neo", &json!({})).unwrap();
+    assert_eq!(windows(&neo), [None, Some(24), Some(24)]);
+    assert_eq!(windows(&changed("gpt_neo", &json!({"attention_types": "absent"})).unwrap()), [None, Some(24), None]);
+
     let plain = json!({"layer_types": "absent", "sliding_window_pattern": "absent"});
     let exaone = changed("exaone4", &plain).unwrap();
     assert_eq!(windows(&exaone), [Some(16), Some(16), Some(16), None]);
@@ -126,6 +142,20 @@ fn what_is_not_computed_is_refused_by_name() {
         ("falcon", json!({"alibi": true}), "`alibi` is true; implemented: false"),
         ("gptj", json!({"scale_attn_weights": false}), "`scale_attn_weights` is false; implemented: true"),
         ("gptj", json!({"rotary_dim": 7}), "7 elements of a head rotate"),
+        ("gpt2", json!({"attention_head_type": "multiquery"}), "`attention_head_type` is \"multiquery\""),
+        ("gpt2", json!({"add_cross_attention": true}), "`add_cross_attention` is true"),
+        ("gpt_neo", json!({"attention_types": [[["global", "near"], 1]]}), "`attention_types` is [[[\"global\",\"near\"],1]]"),
+        ("gpt_neo", json!({"attention_types": [[["global"], 4]]}), "3 layers"),
+        ("opt", json!({"word_embed_proj_dim": 24}), "`word_embed_proj_dim` is 24; implemented: 48"),
+        ("opt", json!({"do_layer_norm_before": false}), "`do_layer_norm_before` is false; implemented: true"),
+        ("opt", json!({"max_position_embeddings": 1 << 27}), "number of rows of positions is 134217730"),
+        ("codegen", json!({"n_head": 6}), "6 key and value heads are not a multiple of 4 groups"),
+        (
+            "dbrx",
+            json!({"attn_config": {}, "ffn_config": {"moe_normalize_expert_weights": 2.0}}),
+            "`ffn_config.moe_normalize_expert_weights` is 2.0",
+        ),
+        ("dbrx", json!({"attn_config": {}, "ffn_config": {"ffn_act_fn": {"name": "gelu"}}}), "`ffn_config.ffn_act_fn` is"),
         ("olmo", json!({"clip_qkv": -1.0}), "`clip_qkv` is -1.0; it must be a positive number"),
         (
             "olmo",
@@ -152,7 +182,9 @@ fn what_is_not_computed_is_refused_by_name() {
 fn gguf_files_of_families_that_are_read_from_folders_alone_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
-    for name in ["flint", "helium", "vaultgemma", "flex_olmo", "gptj", "nanochat", "persimmon", "minicpm3"] {
+    for name in
+        ["flint", "helium", "vaultgemma", "flex_olmo", "gptj", "nanochat", "persimmon", "minicpm3", "opt", "biogpt", "dbrx"]
+    {
         let file = Gguf::new().entry("general.architecture", STRING, &string(name));
         file.weight("token_embd.weight", &[32, 2], 0, &[0; 256]).write(&path);
         let source = ModelSource::Gguf { files: vec![path.clone()], tokenizer_dir: None, tokenizer_json: None };

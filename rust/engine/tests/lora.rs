@@ -1,6 +1,8 @@
 //! Adapters against what PEFT and Transformers computed (tests/data/golden), and beside each other.
 
 mod common;
+#[path = "common/drawn.rs"]
+mod drawn;
 
 use std::{
     fs,
@@ -21,7 +23,10 @@ use engine::{
     AdapterChoice, AdapterInfo, AdapterOptions, CpuOptions, Engine, EngineConfig, EngineError, GenerationRequest, LoadAdapter,
     ModelDType, ModelSource, Prompt, PromptLookup, Speculation,
 };
-use safetensors::SafeTensors;
+use safetensors::{
+    SafeTensors,
+    tensor::{Dtype, TensorView},
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -378,6 +383,101 @@ fn modules_of_a_decoder_within_another_model_are_those_of_the_decoder() {
         fs::write(&path, renamed).unwrap();
         let engine = load(&hugging_face(&golden(name).base), &with_adapters(exact(), &[("it", source)]));
         check(&engine, name, "within another model");
+    }
+}
+
+/// Writes an adapter of these tensors; their names lack what PEFT puts before all.
+fn written(dir: &TempDir, fields: &Value, tensors: &[(String, Vec<usize>, Vec<f32>)]) -> PathBuf {
+    let mut config = json!({"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "bias": "none"});
+    config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    fs::write(dir.path().join("adapter_config.json"), config.to_string()).unwrap();
+    let bytes: Vec<Vec<u8>> =
+        tensors.iter().map(|(_, _, values)| values.iter().flat_map(|v| v.to_le_bytes()).collect()).collect();
+    let views = tensors.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
+        (format!("base_model.model.{name}"), TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    fs::write(dir.path().join("adapter_model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    dir.path().to_owned()
+}
+
+fn drawn_values(name: &str, shape: &[usize]) -> Vec<f32> {
+    drawn::drawn(name, shape.iter().product()).map(|u| drawn::text_value(name, shape, u)).collect()
+}
+
+/// Token 11 becomes what token 37 is.
+#[test]
+fn tokens_are_trained_whatever_their_embedding_is_called() {
+    for (name, embedding) in
+        [("gpt_neox", "gpt_neox.embed_in"), ("falcon-new", "transformer.word_embeddings"), ("nemotron_h", "backbone.embeddings")]
+    {
+        let (folder, source) = drawn::model(name);
+        let weights = fs::read(folder.path().join("model.safetensors")).unwrap();
+        let weights = SafeTensors::deserialize(&weights).unwrap();
+        let shape = weights.tensor(&format!("{embedding}.weight")).unwrap().shape().to_vec();
+        let row = drawn_values(&format!("{embedding}.weight"), &shape)[37 * shape[1]..][..shape[1]].to_vec();
+        let dir = TempDir::new().unwrap();
+        let last = embedding.rsplit('.').next().unwrap();
+        let fields = json!({"target_modules": [], "trainable_token_indices": {last: [11]}});
+        let tensor = (format!("{embedding}.token_adapter.trainable_tokens_delta"), vec![1, shape[1]], row);
+        let adapter = written(&dir, &fields, &[tensor]);
+        let engine = load(&source, &with_adapters(exact(), &[("it", adapter)]));
+        let adapted = ask(&engine, vec![20, 11, 30, 11, 41], Some("it"), 6);
+        assert_eq!(bits(&adapted), bits(&ask(&engine, vec![20, 37, 30, 37, 41], None, 6)), "{name}");
+        assert_ne!(bits(&adapted), bits(&ask(&engine, vec![20, 11, 30, 11, 41], None, 6)), "{name}");
+    }
+}
+
+/// Of matrices that lie transposed in the checkpoint, as in what PEFT saves: a product of low rank beside what its sum with the
+/// weight computes, and the transpose of a square matrix as itself.
+#[test]
+fn modules_of_gpt2_are_adapted_as_they_lie() {
+    let (name, shape) = ("transformer.h.1.attn.c_attn", [48, 144]);
+    let (a, b) = (drawn_values("a", &[2, 48]), drawn_values("b", &[144, 2]));
+    let [adapter, other] = [(); 2].map(|()| TempDir::new().unwrap());
+    let product = written(
+        &adapter,
+        &json!({"target_modules": ["c_attn"], "fan_in_fan_out": true}),
+        &[(format!("{name}.lora_A.weight"), vec![2, 48], a.clone()), (format!("{name}.lora_B.weight"), vec![144, 2], b.clone())],
+    );
+    let square = "transformer.h.1.attn.c_proj.weight";
+    let replaced = drawn_values("another", &[48, 48]);
+    let whole = written(
+        &other,
+        &json!({"target_modules": [], "modules_to_save": ["c_proj"]}),
+        &[(square.to_owned(), vec![48, 48], replaced.clone())],
+    );
+    let (_folder, source) = drawn::model("gpt2");
+    let engine = load(&source, &with_adapters(exact(), &[("it", product), ("whole", whole)]));
+    let ids = vec![20, 11, 30, 80, 41];
+    for (alias, changed) in [("it", format!("{name}.weight")), ("whole", square.to_owned())] {
+        let (folder, merged) = drawn::model("gpt2");
+        let path = folder.path().join("model.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        let view = SafeTensors::deserialize(&bytes).unwrap();
+        let at = view.tensor(&changed).unwrap().data().as_ptr() as usize - bytes.as_ptr() as usize;
+        let values: Vec<f32> = if alias == "it" {
+            let weight = drawn_values(&changed, &shape);
+            let sum = |place: usize| {
+                let (input, output) = (place / 144, place % 144);
+                weight[place] + 2.0 * (b[output * 2] * a[input] + b[output * 2 + 1] * a[48 + input])
+            };
+            (0..weight.len()).map(sum).collect()
+        } else {
+            replaced.clone()
+        };
+        for (value, bytes) in values.iter().zip(bytes[at..].chunks_exact_mut(4)) {
+            bytes.copy_from_slice(&value.to_le_bytes());
+        }
+        fs::write(&path, &bytes).unwrap();
+        let engine_of_sum = load(&merged, &exact());
+        let logprobs = |completion: &engine::Completion| -> Vec<_> {
+            completion.choices[0].logprobs.iter().flatten().map(|token| (token.token_id, token.logprob.unwrap())).collect()
+        };
+        let got = logprobs(&ask(&engine, ids.clone(), Some(alias), 6));
+        let wanted = logprobs(&ask(&engine_of_sum, ids.clone(), None, 6));
+        let is_near = |(a, b): (&(u32, f32), &(u32, f32))| a.0 == b.0 && (a.1 - b.1).abs() < 1e-3;
+        assert!(got.len() == wanted.len() && got.iter().zip(&wanted).all(is_near), "{alias}: {got:?} and {wanted:?}");
+        assert_ne!(bits(&ask(&engine, ids.clone(), Some(alias), 6)), bits(&ask(&engine, ids.clone(), None, 6)), "{alias}");
     }
 }
 

@@ -22,7 +22,7 @@ use engine::{
     quantize_model,
     weights::{GgufFiles, MetadataValue},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const FOLDERS: [&str; 47] = [
     "llama",
@@ -153,7 +153,7 @@ fn the_file_of_a_folder_whose_value_heads_change_places_is_as_near_to_it_as_in_s
 }
 
 /// Of which only the configuration is kept.
-const DRAWN: [&str; 29] = [
+const DRAWN: [&str; 31] = [
     "afmoe",
     "arcee",
     "ernie4_5",
@@ -163,6 +163,8 @@ const DRAWN: [&str; 29] = [
     "exaone_moe",
     "falcon",
     "glm",
+    "gpt2",
+    "gpt_bigcode",
     "gpt_neox",
     "gpt_neox-serial",
     "granitemoe_swa",
@@ -198,6 +200,29 @@ fn the_file_of_a_folder_of_any_family_computes_what_its_folder_computes() {
             config.as_object_mut().unwrap().retain(|key, _| !["layer_types", "global_attn_every_n_layers"].contains(&&key[..]));
             fs::write(&path, config.to_string()).unwrap();
         }
+        let output = dir.path().join(format!("{name}.gguf"));
+        quantized(&source, &output, "8").unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_same(name, &logits(&source, Some("8")), &logits(&file(&output), None));
+    }
+}
+
+/// The weights of another one, with the keys of these.
+#[test]
+fn the_file_of_a_renamed_family_computes_what_its_folder_computes() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, keys) in [
+        ("xverse", json!({})),
+        ("orion", json!({})),
+        ("minicpm", json!({"scale_emb": 4, "scale_depth": 1.4, "dim_model_base": 32})),
+    ] {
+        let (folder, source) = drawn::model("iquestcoder");
+        let path = folder.path().join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        config["model_type"] = name.into();
+        for (key, value) in keys.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        fs::write(&path, config.to_string()).unwrap();
         let output = dir.path().join(format!("{name}.gguf"));
         quantized(&source, &output, "8").unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_same(name, &logits(&source, Some("8")), &logits(&file(&output), None));

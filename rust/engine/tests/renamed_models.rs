@@ -137,6 +137,24 @@ fn minicpm_is_a_granite_with_other_keys() {
     });
 }
 
+/// As the first ones on the hub: without what stands before all names, and with masks among the weights.
+#[test]
+fn gpt2_may_lie_by_itself_with_its_masks() {
+    agrees("drawn/gpt2", &json!({"model_type": "gpt2"}), |tensors| {
+        let mut tensors = renamed(tensors, &[("transformer.", "")]);
+        for layer in 0..3 {
+            tensors.insert(format!("h.{layer}.attn.bias"), (vec![1, 1, 2, 2], vec![1.0, 0.0, 1.0, 1.0]));
+            tensors.insert(format!("h.{layer}.attn.masked_bias"), (vec![1], vec![-1e4]));
+        }
+        tensors
+    });
+}
+
+#[test]
+fn opt_may_lie_by_itself() {
+    agrees("drawn/opt", &json!({"model_type": "opt"}), |tensors| renamed(tensors, &[("model.decoder.", "decoder.")]));
+}
+
 #[test]
 fn kimi_k2_is_a_deepseek_v3() {
     agrees("text/deepseek-v3", &json!({"model_type": "kimi_k2"}), |tensors| tensors);

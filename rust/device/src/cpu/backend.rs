@@ -4,9 +4,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
     Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, ElementwisePhases,
-    EmbedArgs, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, Linear, LinearOptions, Norm, Phases,
-    Precision, Projection, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata, StreamPhases, Tensor, TokenMask,
-    WeightView, WorkspaceShape,
+    EmbedArgs, EmbeddingTable, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, Linear,
+    LinearOptions, Norm, Phases, Precision, Projection, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata,
+    StreamPhases, Tensor, TokenMask, WeightView, WorkspaceShape,
 };
 
 use super::{
@@ -121,6 +121,11 @@ impl ElementwisePhases for CpuBackend {
                 }
             }
         });
+    }
+
+    fn add_positions(&self, x: &mut Tensor, table: EmbeddingTable<'_>, step: &StepMetadata) {
+        let loaded_row = |linear: &Linear, row: usize, out: &mut [f32]| linear.weight::<CpuLinear>().row(row, out);
+        reference::add_positions(x, table, &step.positions, &loaded_row);
     }
 
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {

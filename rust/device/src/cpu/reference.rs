@@ -46,10 +46,7 @@ type TiedRow<'a> = &'a dyn Fn(&Linear, usize, &mut [f32]);
 pub(crate) fn embed(args: &EmbedArgs<'_>, out: &mut Tensor, tied_row: TiedRow<'_>) {
     out.set_rows(args.token_ids.len());
     for (i, &id) in args.token_ids.iter().enumerate() {
-        match args.table {
-            EmbeddingTable::Stored(table) => dequantize_row(table.dtype, table.row(args.row(id)), out.row_mut(i)),
-            EmbeddingTable::Loaded(linear) => tied_row(linear, args.row(id), out.row_mut(i)),
-        }
+        table_row(args.table, args.row(id), out.row_mut(i), tied_row);
     }
     for AdapterRows { adapter, rows } in args.adapters {
         let Some(embedding) = &adapter.embedding else { continue };
@@ -59,6 +56,22 @@ pub(crate) fn embed(args: &EmbedArgs<'_>, out: &mut Tensor, tied_row: TiedRow<'_
     }
     for x in out.as_mut_slice() {
         *x *= args.scale;
+    }
+}
+
+fn table_row(table: EmbeddingTable<'_>, row: usize, out: &mut [f32], tied_row: TiedRow<'_>) {
+    match table {
+        EmbeddingTable::Stored(table) => dequantize_row(table.dtype, table.row(row), out),
+        EmbeddingTable::Loaded(linear) => tied_row(linear, row, out),
+    }
+}
+
+/// `x[i] += table[positions[i]]`; `tied_row` reads a table that is loaded.
+pub(crate) fn add_positions(x: &mut Tensor, table: EmbeddingTable<'_>, positions: &[u32], tied_row: TiedRow<'_>) {
+    let mut added = vec![0.0; x.cols()];
+    for (row, position) in positions.iter().enumerate() {
+        table_row(table, *position as usize, &mut added, tied_row);
+        x.row_mut(row).iter_mut().zip(&added).for_each(|(x, added)| *x += added);
     }
 }
 
@@ -302,6 +315,10 @@ impl ExpertPhases for ReferenceBackend {
 impl StreamPhases for ReferenceBackend {}
 
 impl ElementwisePhases for ReferenceBackend {
+    fn add_positions(&self, x: &mut Tensor, table: EmbeddingTable<'_>, step: &StepMetadata) {
+        add_positions(x, table, &step.positions, &stored_row);
+    }
+
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {
         let gated = |gate: f32, up: &f32| activate(activation, gate) * up;
         gate.as_mut_slice().iter_mut().zip(up.as_slice()).for_each(|(gate, up)| *gate = gated(*gate, up));

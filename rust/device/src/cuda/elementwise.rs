@@ -1,13 +1,13 @@
 //! Norms and activations: a launch each over rows.
 
 use crate::{
-    Activation, Constant, ElementwisePhases, LayerInputArgs, Norm, NormKind, Tensor, Xielu,
+    Activation, Constant, ElementwisePhases, EmbeddingTable, LayerInputArgs, Norm, NormKind, StepMetadata, Tensor, Xielu,
     kernel_args::{ActivationKind, DevicePtr, ElementType, GatedActivationArgs, LayerInputsArgs, NormArgs, ScaleAndClampArgs},
 };
 
 use super::{
     CudaBackend, CudaError, attention,
-    backend::{device, done, rows},
+    backend::{State, cuda, device, done, rows},
     kernels::{MAX_GRID_Y, launch},
     linear::Rows,
     memory::Constants,
@@ -153,6 +153,21 @@ impl CudaBackend {
         unsafe { launch(self.driver(), self.kernels.layer_inputs, [num_parts.div_ceil(LAYER_INPUT_PARTS), 1, 1], &args) }
     }
 
+    fn try_add_positions(&self, x: &Tensor, table: EmbeddingTable<'_>, step: &StepMetadata) -> Result<(), CudaError> {
+        let EmbeddingTable::Loaded(table) = table else { panic!("a table of positions that lies in its file") };
+        let x = rows(x);
+        assert_eq!(table.in_features, x.cols, "columns of a table of positions");
+        let are_there = step.positions.iter().all(|position| (*position as usize) < table.out_features);
+        assert!(are_there && step.positions.len() == x.count, "positions of the table, one a row");
+        let (added, positions) = {
+            let State { lists, projected, .. } = &mut *self.state();
+            (projected.floats(self.driver(), x.count * x.cols)?, lists.positions()[0])
+        };
+        // SAFETY: the step's positions are checked, and `added` has a row for each of the width of the table.
+        unsafe { cuda(table).embed(self.driver(), (positions, x.count), 0, added, 1.0)? };
+        self.launch_on_rows("add_rows", x, added, 1.0)
+    }
+
     fn scale_and_clamp(&self, x: &Tensor, scale: f32, [least, most]: [f32; 2]) -> Result<(), CudaError> {
         let count = x.rows() * x.cols();
         let args = ScaleAndClampArgs { x: device(x).at(), count: count as u64, scale, least, most, reserved: 0 };
@@ -188,6 +203,10 @@ impl ElementwisePhases for CudaBackend {
         if let Some(activation) = activation {
             done(self.activate(x, 0, (x.at, x.element), Gating::of(activation)));
         }
+    }
+
+    fn add_positions(&self, x: &mut Tensor, table: EmbeddingTable<'_>, step: &StepMetadata) {
+        done(self.try_add_positions(x, table, step));
     }
 
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {

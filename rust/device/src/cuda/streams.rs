@@ -2,7 +2,7 @@
 
 use crate::{
     Constant, MAX_STREAMS, Norm, StreamArgs, StreamPhases, Tensor,
-    kernel_args::{ElementType, StreamRowsArgs, StreamsArgs},
+    kernel_args::{DevicePtr, ElementType, StreamRowsArgs, StreamsArgs},
 };
 
 use super::{
@@ -10,6 +10,7 @@ use super::{
     backend::{device, done, rows},
     elementwise::NormPass,
     kernels::{Kernel, launch},
+    linear::Rows,
 };
 
 /// Columns that a CTA of `streams_*` computes.
@@ -55,7 +56,11 @@ impl CudaBackend {
 
     fn change_rows(&self, kernel: &str, x: &Tensor, other: Option<&Tensor>, value: f32) -> Result<(), CudaError> {
         assert!(other.is_none_or(|other| [other.rows(), other.cols()] == [x.rows(), x.cols()]), "rows and columns beside others");
-        let (x, other) = (rows(x), other.map_or(0, |other| device(other).at()));
+        self.launch_on_rows(kernel, rows(x), other.map_or(0, |other| device(other).at()), value)
+    }
+
+    /// Launches `add_rows`, `match_size` or `keep_largest`; `other`, where it is not 0, has rows and columns like `x`.
+    pub(super) fn launch_on_rows(&self, kernel: &str, x: Rows, other: DevicePtr, value: f32) -> Result<(), CudaError> {
         let args = StreamRowsArgs { x: x.at, other, num_rows: x.count as u32, cols: x.cols as u32, value, reserved: 0 };
         let ctas = if kernel == "add_rows" { (x.count * x.cols).div_ceil(ADDED_VALUES) } else { x.count };
         // SAFETY: both are buffers of this shape.

@@ -260,7 +260,7 @@ fn check_layers(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), Engi
     } else if backend.latent_phases().is_none() && model.layers.iter().any(|layer| layer.attention.latent.is_some()) {
         "has latent attention"
     } else if backend.elementwise_phases().is_none() && has_layer_inputs(model) {
-        "has inputs or factors of layers, norms of values, parts or embeddings, or bounds of queries"
+        "has inputs or factors of layers, vectors of positions, norms of values, parts or embeddings, or bounds of queries"
     } else if backend.stream_phases().is_none() && has_streams(model) {
         "has several residual streams or gates that are cut off"
     } else if !backend.sees_ahead() && model.sees_ahead() {
@@ -279,7 +279,8 @@ fn has_layer_inputs(model: &DecoderConfig) -> bool {
     let of_ffn = |ffn: &FfnConfig| matches!(ffn, FfnConfig::Experts(experts) if experts.has_own_norms);
     let of_attention = |attention: &AttentionConfig| attention.v_norm.is_some() || attention.clip.is_some();
     let of_layer = |layer: &LayerConfig| layer.has_output_scale || of_attention(&layer.attention) || of_ffn(&layer.ffn);
-    model.embedding_norm || model.layer_inputs.is_some() || has_streams(model) || model.layers.iter().any(of_layer)
+    let of_model = model.embedding_norm || model.positions.is_some() || model.layer_inputs.is_some();
+    of_model || has_streams(model) || model.layers.iter().any(of_layer)
 }
 
 /// Whether a model needs what [`device::StreamPhases`] stands for.

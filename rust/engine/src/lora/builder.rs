@@ -25,6 +25,13 @@ impl Floats {
         }
     }
 
+    /// With rows as columns.
+    pub fn transposed(&self, name: &str) -> Result<Self, EngineError> {
+        let [rows, cols] = self.matrix(name)?;
+        let values = (0..cols).flat_map(|col| self.values.iter().skip(col).step_by(cols)).copied().collect();
+        Ok(Self { shape: vec![cols, rows], values })
+    }
+
     /// Whether all values are numbers.
     pub fn are_finite(&self) -> bool {
         self.values.iter().all(|value| value.is_finite())

@@ -201,6 +201,8 @@ fn add_module(
             builder.product(parts, &Product { name, a: &a, b: &b, b_bias, magnitude, scale, is_hugging_face: true })
         }
         (None, None, Some(weight)) if b_bias.is_none() && magnitude.is_none() => {
+            let is_transposed = parts.first().is_some_and(|part| builder.sites.is_transposed(part));
+            let weight = if is_transposed { weight.transposed(name)? } else { weight };
             builder.replace(parts, name, &weight, bias.as_ref())
         }
         _ => Err(invalid(format!("the tensors of `{name}` are neither a product of low rank nor another weight"))),

@@ -243,6 +243,13 @@ impl Sites {
         WeightId::layer(0, role).place(self.names).is_plain()
     }
 
+    /// Whether a module of a Hugging Face checkpoint has the transpose of its weight.
+    pub(super) fn is_transposed(&self, part: &SitePart) -> bool {
+        let matrix = &self.list[part.site].matrix;
+        let role = part.fused.map_or(matrix.id.role, |fused| fused.whole);
+        matrix.expert.is_none() && matrix.id.with_role(role).place(self.names).is_transposed
+    }
+
     /// The row of a Hugging Face checkpoint's module that is row `row` of a site.
     pub(super) fn source_row(&self, site: &Site, row: usize) -> usize {
         let is_rotated = matches!(site.matrix.id.role, Role::AttnQ | Role::AttnK);

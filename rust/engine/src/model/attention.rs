@@ -35,9 +35,15 @@ impl Attention {
     ) -> Result<Self, EngineError> {
         let id = |role| WeightId::layer(layer, role);
         let (q_size, kv_size) = (config.q_size(), config.kv_size());
-        let parts = [(Role::AttnQ, q_size), (Role::AttnK, kv_size), (Role::AttnV, kv_size)];
-        let [mut q, k, v] =
+        let mut parts = [(Role::AttnQ, q_size), (Role::AttnK, kv_size), (Role::AttnV, kv_size)];
+        if config.values_first {
+            parts.swap(1, 2);
+        }
+        let [mut q, mut k, mut v] =
             Matrix::fused(id(Role::AttnQkv), parts, hidden, config.qkv_bias).map(|matrix| matrix.in_groups(config.qkv_groups));
+        if config.values_first {
+            std::mem::swap(&mut k, &mut v);
+        }
         let mut gate = None;
         if config.output_gate {
             let parts = [(Role::AttnOwnQ, q_size), (Role::AttnGate, q_size)];

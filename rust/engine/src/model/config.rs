@@ -3,6 +3,7 @@
 mod check;
 mod ffn;
 mod latent;
+mod positions;
 mod recurrent;
 
 use device::{Activation, KvCacheSpec, KvDType, KvShape, KvSource, Mask, NormKind, QueryScale};
@@ -12,6 +13,7 @@ use check::in_range;
 pub(super) use check::positive;
 pub use ffn::{DenseConfig, ExpertsConfig, FfnConfig, SharedConfig};
 pub use latent::LatentConfig;
+pub use positions::PositionsConfig;
 pub use recurrent::{DeltaLayout, MambaNorms, MambaScales, RecurrentConfig};
 
 use super::rope::{RopeConfig, RopeRows};
@@ -57,6 +59,8 @@ pub struct DecoderConfig {
     pub eos_token_ids: Vec<u32>,
     /// There is a norm behind the token embedding.
     pub embedding_norm: bool,
+    /// Vectors of positions are added to it.
+    pub positions: Option<PositionsConfig>,
     /// What each layer is given besides the residual stream.
     pub layer_inputs: Option<LayerInputsConfig>,
     /// Several residual streams, of which the layers run on one.
@@ -162,6 +166,20 @@ pub enum Norms {
     After,
     /// Both kinds (sandwich).
     Around,
+    /// Before both, and after the feed-forward network.
+    BeforeAndLast,
+}
+
+impl Norms {
+    /// Whether there is one before each part.
+    pub(crate) const fn are_before(self) -> bool {
+        !matches!(self, Self::After)
+    }
+
+    /// Whether there is one after attention, and after the feed-forward network.
+    pub(crate) const fn are_after(self) -> [bool; 2] {
+        [matches!(self, Self::After | Self::Around), !matches!(self, Self::Before)]
+    }
 }
 
 /// Attention of a layer.
@@ -187,6 +205,8 @@ pub struct AttentionConfig {
     pub softcap: Option<f32>,
     /// Groups of heads of which a checkpoint that keeps q, k and v as one has the rows of each one after the other.
     pub qkv_groups: usize,
+    /// Such a checkpoint has the rows of v before those of k.
+    pub values_first: bool,
     /// No element of q, k and v is farther from 0.
     pub clip: Option<f32>,
     /// q, k and v must have biases; else they may.
@@ -243,6 +263,7 @@ impl Default for DecoderConfig {
             final_softcap: None,
             eos_token_ids: Vec::new(),
             embedding_norm: false,
+            positions: None,
             layer_inputs: None,
             streams: None,
             num_mtp_layers: 0,
@@ -278,6 +299,7 @@ impl LayerConfig {
             scale: (head_dim as f32).sqrt().recip(),
             softcap: None,
             qkv_groups: 1,
+            values_first: false,
             clip: None,
             qkv_bias: false,
             output_bias: false,

@@ -10,7 +10,7 @@ use device::{
 use super::{
     altup::{AltUp, StreamTensors, Streams},
     attention::Attention,
-    config::{DecoderConfig, ExpertsConfig, FfnConfig, LayerConfig, Norms, ResidualScales},
+    config::{DecoderConfig, ExpertsConfig, FfnConfig, LayerConfig, ResidualScales},
     cross::{self, CrossAttention, SeenRows, SeenStep},
     dense::Dense,
     experts::Mixture,
@@ -18,6 +18,7 @@ use super::{
     layer_inputs::{LayerInput, LayerInputs},
     mtp::Fusion,
     part::{Buffers, Context, Run, Table, Weights},
+    positions::Positions,
     recurrent::RecurrentMixer,
 };
 use crate::{
@@ -31,6 +32,7 @@ pub struct Decoder {
     embedding: Option<Table>,
     embedding_scale: f32,
     embedding_norm: Option<Norm>,
+    positions: Option<Positions>,
     /// Of a model whose layers are given more than the residual stream.
     inputs: Option<LayerInputs>,
     /// Of a model with several residual streams.
@@ -149,16 +151,16 @@ impl Layer {
         let hidden = model.hidden_size;
         let mut norm =
             |is_there: bool, role| is_there.then(|| weights.norm(WeightId::layer(layer, role), [1, hidden])).transpose();
-        let (before, after) = (config.norms != Norms::After, config.norms != Norms::Before);
+        let (before, [after_attn, after_ffn]) = (config.norms.are_before(), config.norms.are_after());
         let attn_norm = norm(before, Role::AttnNorm)?;
-        let post_attn_norm = norm(after, Role::PostAttnNorm)?;
+        let post_attn_norm = norm(after_attn, Role::PostAttnNorm)?;
         let ffn_norm = match config.ffn {
             FfnConfig::Nothing => None,
             _ if config.is_parallel && !config.has_own_ffn_norm || !config.mixes() => attn_norm.clone(),
             FfnConfig::Experts(ExpertsConfig { has_own_norms: true, .. }) => norm(before, Role::ExpertNorm)?,
             _ => norm(before, Role::FfnNorm)?,
         };
-        let post_ffn_norm = norm(after, Role::PostFfnNorm)?;
+        let post_ffn_norm = norm(after_ffn, Role::PostFfnNorm)?;
         let ResidualScales { attention, ffn, .. } = config.residual_scales;
         let [of_attention, ffn_scale] = if config.is_cross { CrossAttention::gates(weights, layer)? } else { [attention, ffn] };
         Ok(Self {
@@ -403,11 +405,13 @@ impl Decoder {
         let embedding_norm = config.embedding_norm.then(|| weights.norm(embedding_norm, [1, config.hidden_size])).transpose()?;
         let inputs = LayerInputs::new(weights, config)?;
         let streams = config.streams.map(|streams| Streams::new(weights, &streams, config.hidden_size)).transpose()?;
+        let positions = Positions::new(weights, config)?;
         let layer = |(i, layer)| Layer::new(weights, config, layer, i);
         Ok(Self {
             embedding,
             embedding_scale: config.embedding_scale,
             embedding_norm,
+            positions,
             inputs,
             streams,
             layers: config.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?,
@@ -468,6 +472,7 @@ impl Decoder {
         let backend = run.backend;
         let mut recorded = |token_ids: &[u32], step: &StepMetadata| {
             self.embed(backend, token_ids, step, &mut a.hidden);
+            self.add_positions(backend, step, &mut a.hidden);
             self.layer_inputs(backend, a, (token_ids, &[]), step);
             self.layers(run, a, MediaRows::default(), step);
         };
@@ -484,6 +489,7 @@ impl Decoder {
         for images in images.hard.iter().chain(images.own) {
             images.write(backend, &mut a.hidden);
         }
+        self.add_positions(backend, step, &mut a.hidden);
         self.layer_inputs(backend, a, (token_ids, images.own), step);
         self.layers(run, a, images, step);
     }
@@ -495,6 +501,12 @@ impl Decoder {
         if let Some(norm) = &self.embedding_norm {
             let phases = backend.elementwise_phases().expect("the plan was refused where nothing normalizes embeddings");
             phases.normed(hidden, norm, None);
+        }
+    }
+
+    fn add_positions(&self, backend: &dyn Backend, step: &StepMetadata, hidden: &mut Tensor) {
+        if let Some(positions) = &self.positions {
+            positions.add(backend, hidden, step);
         }
     }
 
@@ -594,6 +606,7 @@ impl Head {
             embedding: model.embedding.clone(),
             embedding_scale: model.embedding_scale,
             embedding_norm: model.embedding_norm.clone(),
+            positions: None,
             inputs: None,
             streams: None,
             layers: vec![self.layer],

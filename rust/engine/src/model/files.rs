@@ -68,7 +68,8 @@ impl ModelFiles {
         if senses.is_phi4 {
             files = files.renamed(weights::phi4::common_name)?;
         }
-        let place = ModelPlace::find(names, |name| files.contains(name));
+        let has_some = |start: &str| files.names().any(|name| name.starts_with(start));
+        let place = ModelPlace::find(names, |name| files.contains(name), has_some);
         let place = place.with_head(config.layers.len(), |name| files.contains(name));
         let weights = WeightSource::Safetensors { files, names, place };
         // Of a language model within a larger one, its own part of the file need not say so.

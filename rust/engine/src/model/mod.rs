@@ -16,6 +16,7 @@ mod layer_inputs;
 pub(crate) mod loader;
 pub(crate) mod mtp;
 pub(crate) mod part;
+mod positions;
 mod recurrent;
 pub mod rope;
 pub(crate) mod visit;

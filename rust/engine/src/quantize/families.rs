@@ -62,7 +62,7 @@ const fn family(name: &'static str) -> Family {
 }
 
 /// All of them.
-pub(super) const FAMILIES: [Family; 71] = [
+pub(super) const FAMILIES: [Family; 73] = [
     family("llama"),
     family("mistral"),
     family("qwen2"),
@@ -107,6 +107,8 @@ pub(super) const FAMILIES: [Family; 71] = [
     family("minimax_m2"),
     Family { own: olmo, ..family("olmo") },
     family("exaone"),
+    family("gpt2"),
+    family("gpt_bigcode"),
     Family { own: minicpm, ..family("minicpm") },
     family("orion"),
     family("xverse"),

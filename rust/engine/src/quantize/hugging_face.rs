@@ -70,7 +70,10 @@ fn metadata(
     });
     let dense = config.layers.iter().find(|layer| layer.ffn.num_experts() == 0).map(|layer| layer.ffn.intermediate_size());
     let width = dense.or(experts.map(|(_, experts)| experts.intermediate_size)).unwrap_or(0);
-    let rope = config.ropes.first().ok_or_else(|| EngineError::NotSupported("a model whose heads do not rotate".into()))?;
+    let rope = config.ropes.first();
+    if rope.is_none() && config.positions.is_none() {
+        return Err(EngineError::NotSupported("a model whose heads do not rotate".into()));
+    }
     for (name, n) in [
         ("block_count", config.layers.len()),
         ("context_length", config.max_position_embeddings),
@@ -79,8 +82,10 @@ fn metadata(
         ("attention.key_length", first.attention.head_dim),
         ("attention.value_length", first.attention.latent.map_or(first.attention.head_dim, |latent| latent.kv_rank)),
         ("vocab_size", config.vocab_size),
-        ("rope.dimension_count", rope.rotary_dim),
-    ] {
+    ]
+    .into_iter()
+    .chain(rope.map(|rope| ("rope.dimension_count", rope.rotary_dim)))
+    {
         entries.push(key(name), size(n)?);
     }
     let kv_heads = |layer: &LayerConfig| if layer.has_attention { layer.attention.num_kv_heads } else { 0 };
@@ -106,12 +111,14 @@ fn metadata(
         NormKind::Layer | NormKind::Rms => "attention.layer_norm_rms_epsilon",
     };
     entries.push(key(epsilon), Value::F32(config.norm.eps));
-    entries.push(key("rope.freq_base"), Value::F32(rope.theta as f32));
+    if let Some(rope) = rope {
+        entries.push(key("rope.freq_base"), Value::F32(rope.theta as f32));
+    }
     if let Some(local) = config.ropes.get(1) {
         entries.push(key("rope.freq_base_swa"), Value::F32(local.theta as f32));
     }
     let makes_up = families::log_multiplier(&first.attention, config).is_some();
-    for (name, value) in scaling(rope, makes_up) {
+    for (name, value) in rope.map(|rope| scaling(rope, makes_up)).unwrap_or_default() {
         entries.push(key(&format!("rope.scaling.{name}")), value);
     }
     if let Some(cap) = config.final_softcap {
@@ -223,6 +230,7 @@ pub(super) fn check(source: &DecoderConfig, file: &DecoderConfig, output: &std::
         ("the scale of logits", !near32(source.logit_scale, file.logit_scale)),
         ("the softcap of logits", !near_option(source.final_softcap, file.final_softcap)),
         ("the tied embeddings", source.tie_word_embeddings != file.tie_word_embeddings),
+        ("the vectors of positions", source.positions != file.positions),
         ("the number of rotations", source.ropes.len() != file.ropes.len()),
         ("the pairs that rotate", !source.ropes.iter().zip(&file.ropes).all(|(a, b)| style(a) == b.style)),
         ("the rotation", !source.ropes.iter().zip(&file.ropes).all(|(a, b)| same_rope(a, b))),

@@ -14,7 +14,7 @@ use crate::{
     model::{
         DecoderConfig, LayerConfig, RopeConfig, RopeScaling,
         arch::{PERMUTED, unpermuted},
-        config::{DeltaLayout, Norms, RecurrentConfig},
+        config::{DeltaLayout, RecurrentConfig},
         visit::for_each_matrix,
     },
     weights::{Matrix, ModelPlace, Role, WeightId, WeightSource},
@@ -91,6 +91,10 @@ const fn pieces(role: Role) -> Pieces {
         Role::ExpertGate => &[(Role::ExpertGate, &[Role::ExpertGate])],
         Role::ExpertUp => &[(Role::ExpertUp, &[Role::ExpertUp])],
         Role::ExpertDown => &[(Role::ExpertDown, &[Role::ExpertDown])],
+        Role::AttnQkv => &[(Role::AttnQkv, &[Role::AttnQ, Role::AttnK, Role::AttnV])],
+        Role::AttnOutput => &[(Role::AttnOutput, &[Role::AttnOutput])],
+        Role::FfnUp => &[(Role::FfnUp, &[Role::FfnUp])],
+        Role::FfnDown => &[(Role::FfnDown, &[Role::FfnDown])],
         _ => &[],
     }
 }
@@ -130,15 +134,17 @@ impl<'a> Tensors<'a> {
     pub fn all(mut self) -> Result<Vec<PlannedTensor>, EngineError> {
         self.rope_factors();
         self.add(WeightId::global(Role::Embedding))?;
+        self.add(WeightId::global(Role::Positions))?;
         for layer in 0..self.config.layers.len() {
             let LayerConfig { norms, is_parallel, has_own_ffn_norm, .. } = self.config.layers[layer];
             // What one family calls the norm after attention is another's before the feed-forward network.
-            let [before, after] = [Norms::After, Norms::Before].map(|without| norms != without && self.config.norm.has_weights);
+            let has_weights = self.config.norm.has_weights;
+            let (before, after) = (norms.are_before() && has_weights, norms.are_after().map(|after| after && has_weights));
             let of_norms = [
                 (Role::AttnNorm, before),
                 (Role::FfnNorm, before && (!is_parallel || has_own_ffn_norm)),
-                (Role::PostAttnNorm, after),
-                (Role::PostFfnNorm, after),
+                (Role::PostAttnNorm, after[0]),
+                (Role::PostFfnNorm, after[1]),
             ];
             let networks: &[Role] = if self.config.layers[layer].ffn.num_experts() > 0 { &EXPERTS } else { &DENSE };
             let norms = of_norms.into_iter().filter(|(_, is_there)| *is_there).map(|(role, _)| role);
@@ -187,9 +193,9 @@ impl<'a> Tensors<'a> {
             self.shape_values(id, &mut dims);
             return self.add_values(id, &names, dims, places);
         }
-        // What chooses experts is multiplied exactly.
+        // What chooses experts is multiplied exactly, and vectors of positions are added as they are.
         let dtype = match id.role {
-            Role::Router => DType::F32,
+            Role::Router | Role::Positions => DType::F32,
             _ => dtype(self.isq, view.dtype, &dims, Some(id.layer.is_none())),
         };
         let parts = names.into_iter().map(Part::Tensor).collect();
@@ -211,6 +217,7 @@ impl<'a> Tensors<'a> {
                 self.family.cuts_qkv || id.layer.is_some_and(|layer| self.config.layers[layer].attention.qkv_groups > 1)
             }
             Role::ExpertGate | Role::ExpertUp | Role::ExpertDown => self.weights.is_stacked_otherwise(id),
+            Role::AttnQkv | Role::AttnOutput | Role::FfnUp | Role::FfnDown => self.weights.is_transposed(id),
             role => !pieces(role).is_empty(),
         }
     }
@@ -404,7 +411,7 @@ const fn is_norm(role: Role) -> bool {
     matches!(role, AttnNorm | AttnQNorm | AttnKNorm | FfnNorm | PostAttnNorm | PostFfnNorm | OutputNorm)
 }
 
-/// Computed from the configuration.
+/// Computed from the configuration: frequencies, and GPT-2's masks.
 fn is_derived(name: &str) -> bool {
-    name.ends_with("rotary_emb.inv_freq")
+    ["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|derived| name.ends_with(derived))
 }

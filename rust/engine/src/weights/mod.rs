@@ -14,7 +14,7 @@ mod pytorch;
 pub mod safetensors;
 mod stacked;
 
-use std::path::Path;
+use std::{ops::Range, path::Path};
 
 use device::{
     DType, WeightView,
@@ -207,6 +207,9 @@ impl WeightSource {
         }
         if let Self::Safetensors { files, .. } = self {
             let id = self.fused(matrix).map_or(matrix.id, |(id, _)| id);
+            if self.is_transposed(id) && matrix.expert.is_none() {
+                return Ok(files.tensor(&self.name(id))?.0.dtype);
+            }
             if let Some(packed) = files.packed(&self.matrix_name(id, matrix.expert)) {
                 return packed.dtype();
             }
@@ -291,7 +294,10 @@ impl WeightSource {
     fn named(&self, name: &str, shape: &[usize]) -> Result<WeightView, EngineError> {
         let (view, stored) = self.tensor(name)?;
         // A single row may be a vector.
-        if stored != shape && !(stored.len() == 1 && shape.len() == 2 && shape == [1, stored[0]]) {
+        if stored != shape
+            && !stacked::is_flat(&stored, shape)
+            && !(stored.len() == 1 && shape.len() == 2 && shape == [1, stored[0]])
+        {
             return Err(self.error(&format!("tensor `{name}` has shape {stored:?}; the configuration asks for {shape:?}")));
         }
         Ok(view)
@@ -300,6 +306,12 @@ impl WeightSource {
     /// The same of an expert, of tensors that have a number each, or of one in which they are stacked.
     fn of_expert(&self, id: WeightId, expert: Option<ExpertIndex>, shape: &[usize]) -> Result<WeightView, EngineError> {
         let name = self.name(id);
+        if self.is_transposed(id) && expert.is_none() {
+            return match shape {
+                [rows, cols] => self.transposed(&name, [*rows, *cols], 0..*rows),
+                _ => self.named(&name, shape),
+            };
+        }
         if let (Self::Safetensors { files, names, .. }, Some(expert)) = (self, expert) {
             let place = id.place(names);
             if !place.is_plain() || stacked::is_mxfp4(files, &name) {
@@ -314,6 +326,29 @@ impl WeightSource {
             }
             expert => self.named(&numbered(&name, expert.map_or(0, |expert| expert.index)), shape),
         }
+    }
+
+    /// Whether a matrix lies in the files as its transpose. What is packed never does.
+    pub(crate) fn is_transposed(&self, id: WeightId) -> bool {
+        let Self::Safetensors { files, names, .. } = self else { return false };
+        id.place(names).is_transposed && files.packed(&self.name(id)).is_none()
+    }
+
+    /// Some rows of a matrix of this shape, which lies in the files as its transpose.
+    fn transposed(&self, name: &str, [rows, cols]: [usize; 2], own: Range<usize>) -> Result<WeightView, EngineError> {
+        let view = self.named(name, &[cols, rows])?;
+        if matches!(view.dtype, DType::Ggml(_)) {
+            return Err(self.not_floats(name, &view));
+        }
+        let size = view.row_bytes() / view.cols.max(1);
+        let mut bytes = Vec::with_capacity(own.len() * cols * size);
+        for row in own.clone() {
+            for col in 0..cols {
+                bytes.extend_from_slice(&view.row(col)[row * size..][..size]);
+            }
+        }
+        view.release();
+        Ok(WeightView::new(view.dtype, own.len(), cols, Bytes::from_vec(bytes))?)
     }
 
     /// A float vector, which must have this length.
@@ -381,6 +416,10 @@ impl WeightSource {
             return Ok((matrix.id, self.of_expert(matrix.id, matrix.expert, &matrix.shape)?));
         };
         let [rows, cols] = matrix.shape;
+        if self.is_transposed(id) && matrix.expert.is_none() && fused.num_groups == 1 {
+            let own = fused.first_row..fused.first_row + rows;
+            return Ok((id, self.transposed(&self.name(id), [fused.num_rows, cols], own)?));
+        }
         let whole = self.of_expert(id, matrix.expert, &[fused.num_rows, cols])?;
         if fused.num_groups > 1 {
             return Ok((id, rows_of_groups(&whole, &fused, rows)?));
@@ -415,7 +454,7 @@ impl WeightSource {
     }
 
     fn not_floats(&self, name: &str, view: &WeightView) -> EngineError {
-        self.error(&format!("tensor `{name}` has type {}; a vector must be F32, F16 or BF16", view.dtype))
+        self.error(&format!("tensor `{name}` has type {}; it must be F32, F16 or BF16", view.dtype))
     }
 
     /// The name of what holds a matrix, for errors.

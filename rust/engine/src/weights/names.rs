@@ -11,6 +11,10 @@ pub enum Role {
     Embedding,
     /// Behind the token embedding.
     EmbeddingNorm,
+    /// `[num_positions, hidden_size]`: added to the token embedding.
+    Positions,
+    /// The rows of their table before that of position 0, which no file has by themselves.
+    PositionPadding,
     OutputNorm,
     Output,
     /// The first dense layer behind the pooling of an embedding model.
@@ -222,8 +226,8 @@ impl CrossRole {
 /// The names of an architecture's Hugging Face checkpoints that differ from the usual ones. A `*` stands for the numbers 0, 1,
 /// ... of several vectors or of experts; without one, experts are stacked in one tensor. A `$` at the end says that no `.weight`
 /// follows, and `_bias` instead of `.bias`. Behind it may be said how stacked matrices lie, as in NumPy: `.T` of their transpose,
-/// `.T?` of that unless the shape is of themselves, `[1::2]` of every second row from row 1 on. A role that is there twice has
-/// its second name in checkpoints without the first.
+/// `.T?` of that unless the shape is of themselves, `[1::2]` of every second row from row 1 on. Without a `$`, a `.T` at the end
+/// says that a matrix lies there transposed. A role that is there twice has its second name in checkpoints without the first.
 pub type Names = &'static [(Role, &'static str)];
 
 impl Role {
@@ -233,6 +237,8 @@ impl Role {
         match self {
             Self::Embedding => ("token_embd", "model.embed_tokens"),
             Self::EmbeddingNorm => ("token_embd_norm", "model.embedding_norm"),
+            Self::Positions => ("position_embd", "model.embed_positions"),
+            Self::PositionPadding => ("position_padding", "model.position_padding"),
             Self::OutputNorm => ("output_norm", "model.norm"),
             Self::Output => ("output", "lm_head"),
             Self::Dense2 => ("dense_2", "dense_2.linear"),
@@ -365,7 +371,7 @@ impl Default for ModelPlace {
 
 impl ModelPlace {
     /// All that are known.
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 14] = [
         Self::at("model.", ""),
         Self::at("model.language_model.", ""),
         Self::at("model.text_model.", ""),
@@ -376,9 +382,19 @@ impl ModelPlace {
         // As GPT-NeoX and GPT-2 are, by themselves.
         Self::at("gpt_neox.", ""),
         Self { layers: "h.", ..Self::at("transformer.", "") },
+        // DBRX.
+        Self { layers: "blocks.", ..Self::at("transformer.", "") },
+        // OPT and BioGPT.
+        Self::at("model.decoder.", ""),
+        Self::at("decoder.", ""),
+        Self::at("biogpt.", ""),
         // Without what gives logits.
+        Self { layers: "h.", ..Self::at("", "") },
         Self::at("", ""),
     ];
+
+    /// What token embeddings are called.
+    const EMBEDDINGS: [&str; 5] = ["embed_tokens", "embed_in", "word_embeddings", "embeddings", "wte"];
 
     const fn at(model: &'static str, others: &'static str) -> Self {
         Self { model, layers: "layers.", others, head: None }
@@ -389,25 +405,30 @@ impl ModelPlace {
         Self { head: contains("mtp.fc.weight").then_some(layer), ..self }
     }
 
-    /// The one at which a checkpoint has a token embedding.
-    pub fn find(names: Names, contains: impl Fn(&str) -> bool) -> Self {
+    /// The one at which a checkpoint has a token embedding, and tensors of layers by what their names begin with.
+    pub fn find(names: Names, contains: impl Fn(&str) -> bool, has_some: impl Fn(&str) -> bool) -> Self {
         let embedding = WeightId::global(Role::Embedding).hugging_face(names);
-        let is_there = |place: &&Self| contains(&place.name(embedding.clone()));
-        *Self::ALL.iter().find(is_there).unwrap_or(&Self::ALL[0])
+        let known = || Self::ALL.iter().filter(|place| contains(&place.name(embedding.clone())));
+        let has_layers = |place: &&Self| has_some(&format!("{}{}", place.model, place.layers));
+        *known().find(has_layers).or_else(|| known().next()).unwrap_or(&Self::ALL[0])
     }
 
     /// Whether it is by itself.
     pub fn is_alone(self) -> bool {
-        ["model.", "gpt_neox.", "transformer."].contains(&self.model)
+        ["model.", "gpt_neox.", "transformer.", "model.decoder.", "biogpt."].contains(&self.model)
     }
 
     /// What a decoder by itself calls a module of the decoder, wherever that lies; other names stay.
     pub fn plain(name: &str) -> String {
+        let is_embedding = |rest: &str| {
+            let is_called = |name: &&str| rest.strip_prefix(*name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+            rest.starts_with("embed_tokens") || Self::EMBEDDINGS.iter().any(is_called)
+        };
         let at = |place: &Self| {
             let within = name.strip_prefix(place.model);
             let within = within.and_then(|rest| match rest.strip_prefix(place.layers) {
                 Some(rest) => Some(format!("layers.{rest}")),
-                None => rest.starts_with("embed_tokens").then(|| rest.to_owned()),
+                None => is_embedding(rest).then(|| rest.to_owned()),
             });
             let beside = name.strip_prefix(place.others).filter(|rest| rest.starts_with("lm_head"));
             within.map(|rest| format!("model.{rest}")).or(beside.map(str::to_owned))
@@ -546,7 +567,7 @@ impl WeightId {
     /// How stacked matrices lie in the tensor of that name.
     pub fn place(self, names: Names) -> Place {
         let own = names.iter().find(|(role, _)| *role == self.role).map_or(self.role.names().1, |(_, name)| name);
-        let place = own.split_once('$').map_or("", |(_, place)| place);
+        let place = own.split_once('$').map_or(own.strip_suffix(".T").map_or("", |_| ".T"), |(_, place)| place);
         let (is_transposed, rows) = place.strip_prefix(".T").map_or((false, place), |rows| (true, rows));
         let (or_plain, rows) = rows.strip_prefix('?').map_or((false, rows), |rows| (true, rows));
         let rows = rows.trim_matches(['[', ']']).split_once("::");
@@ -557,7 +578,7 @@ impl WeightId {
     fn full(self, layers: &str, name: &str) -> String {
         let (name, suffix) = match name.split_once('$') {
             Some((name, _)) => (name, if self.bias { "_bias" } else { "" }),
-            None => (name, if self.bias { ".bias" } else { ".weight" }),
+            None => (name.strip_suffix(".T").unwrap_or(name), if self.bias { ".bias" } else { ".weight" }),
         };
         match self.layer {
             Some(layer) => format!("{layers}.{layer}.{name}{suffix}"),
@@ -573,7 +594,8 @@ mod tests {
     #[test]
     fn a_decoder_s_modules_have_one_name_wherever_it_lies() {
         for place in ModelPlace::ALL {
-            for plain in ["model.layers.0.mlp.up_proj", "model.embed_tokens", "lm_head"] {
+            let embeddings = ["model.embed_in", "model.word_embeddings", "model.embeddings", "model.wte.weight"];
+            for plain in ["model.layers.0.mlp.up_proj", "model.embed_tokens", "lm_head"].into_iter().chain(embeddings) {
                 let outer = place.name(plain.to_owned());
                 assert_eq!(ModelPlace::plain(&outer), plain, "{outer}");
             }

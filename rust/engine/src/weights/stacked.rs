@@ -21,6 +21,11 @@ pub fn is_mxfp4(files: &SafetensorsFiles, name: &str) -> bool {
     files.contains(&mxfp4_names(name)[0])
 }
 
+/// Whether the matrices of a stack lie one below the other in one matrix, as DBRX's do.
+pub fn is_flat(stored: &[usize], stack: &[usize]) -> bool {
+    matches!((stored, stack), ([rows, cols], [count, own, width]) if count.checked_mul(*own) == Some(*rows) && cols == width)
+}
+
 /// How an expert's matrix of the tensor is stored once it is read.
 pub fn dtype(files: &SafetensorsFiles, name: &str) -> Result<DType, EngineError> {
     if is_mxfp4(files, name) { Ok(DType::Ggml(GgmlType::Mxfp4)) } else { Ok(files.tensor(name)?.0.dtype) }
@@ -51,7 +56,7 @@ pub fn read(
         (false, true) => vec![count, cols, stored_rows],
         (false, false) => vec![count, stored_rows, cols],
     };
-    if stored != expected {
+    if stored != expected && !is_flat(&stored, &expected) {
         return Err(files.error(&format!("tensor `{name}` has shape {stored:?}; the configuration asks for {expected:?}")));
     }
     let size = view.row_bytes() / view.cols.max(1);

@@ -1,5 +1,5 @@
-//! DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437), and GLM 4.7 Flash: latent attention, and experts behind some dense
-//! layers.
+//! DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437), A.X K1 and GLM 4.7 Flash: latent attention, and experts behind some
+//! dense layers.
 
 use device::{ExpertGroups, RopeStyle, RouterScore};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use super::{Architecture, no_gguf};
 use crate::{
     EngineError,
     model::{
-        config::{DecoderConfig, ExpertsConfig, LatentConfig, SharedConfig},
+        config::{DecoderConfig, ExpertsConfig, LatentConfig, Norms, SharedConfig},
         fields::{Fields, GgufFields, HfFields, yarn_mscale},
     },
     weights::{Role, WeightId},
@@ -83,6 +83,27 @@ pub(super) const SARVAM_MLA: Architecture = Architecture {
     },
     from_gguf: no_gguf,
     ..V2
+};
+
+/// A.X K1: V3 with a norm behind its experts.
+pub(super) const AXK1: Architecture = Architecture {
+    model_types: &["axk1"],
+    class: "AXK1ForCausalLM",
+    gguf: "axk1",
+    names: &[(Role::PostFfnNorm, "post_mlp_layernorm")],
+    from_hf: |fields| {
+        let fields = fields.with_defaults(&json!({
+            "n_shared_experts": 1, "n_routed_experts": 192, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 8,
+            "topk_group": 4, "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
+            "v_head_dim": 128, "qk_nope_head_dim": 128, "first_k_dense_replace": 1,
+        }));
+        Ok(from_hf("axk1", &fields)?.with_layers(|layer| {
+            if layer.ffn.num_experts() > 0 {
+                layer.norms = Norms::BeforeAndLast;
+            }
+        }))
+    },
+    from_gguf: no_gguf,
 };
 
 fn from_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {

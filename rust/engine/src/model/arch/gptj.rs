@@ -1,4 +1,5 @@
-//! GPT-J: one layer norm for attention and the feed-forward network, which run side by side; neighbouring elements rotate.
+//! GPT-J and `CodeGen`: one layer norm for attention and the feed-forward network, which run side by side; neighbouring elements
+//! rotate.
 
 use device::{Activation, RopeStyle};
 use serde_json::json;
@@ -29,6 +30,27 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         (Role::FfnDown, "mlp.fc_out"),
     ],
     from_hf,
+    from_gguf: no_gguf,
+};
+
+/// `CodeGen` (arXiv:2203.13474): the same, whose matrix of q, v and k lies in four parts.
+pub(super) const CODEGEN: Architecture = Architecture {
+    model_types: &["codegen"],
+    class: "CodeGenForCausalLM",
+    gguf: "codegen",
+    names: &[
+        (Role::Embedding, "model.wte"),
+        (Role::OutputNorm, "model.ln_f"),
+        (Role::AttnNorm, "ln_1"),
+        (Role::AttnQkv, "attn.qkv_proj"),
+        (Role::AttnOutput, "attn.out_proj"),
+        (Role::FfnUp, "mlp.fc_in"),
+        (Role::FfnDown, "mlp.fc_out"),
+    ],
+    from_hf: |fields| {
+        let config = DecoderConfig { architecture: "codegen", ..from_hf(fields)? };
+        Ok(config.with_layers(|layer| (layer.attention.qkv_groups, layer.attention.values_first) = (4, true)))
+    },
     from_gguf: no_gguf,
 };
 

@@ -5,6 +5,7 @@ mod apertus;
 mod bamba;
 mod cohere;
 mod cohere2;
+mod dbrx;
 mod deepseek;
 mod dots1;
 mod ernie4_5;
@@ -20,6 +21,7 @@ mod gemma3n;
 mod gemma4;
 mod glm4;
 mod glm4_moe;
+mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod gptj;
@@ -53,6 +55,7 @@ mod olmo;
 mod olmo2;
 mod olmo3;
 mod olmoe;
+mod opt;
 mod orion;
 mod persimmon;
 mod phi2;
@@ -142,6 +145,12 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             gpt_neox::ARCHITECTURE,
             falcon::ARCHITECTURE,
             gptj::ARCHITECTURE,
+            gptj::CODEGEN,
+            gpt2::ARCHITECTURE,
+            gpt2::NEO,
+            gpt2::BIG_CODE,
+            opt::ARCHITECTURE,
+            opt::BIOGPT,
             persimmon::ARCHITECTURE,
             nanochat::ARCHITECTURE,
             exaone::ARCHITECTURE,
@@ -180,6 +189,7 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             dots1::BAILING,
             dots1::BAILING_V2,
             afmoe::ARCHITECTURE,
+            dbrx::ARCHITECTURE,
         ],
     ),
     (
@@ -190,6 +200,7 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             deepseek::GLM4_MOE_LITE,
             deepseek::YOUTU,
             deepseek::SARVAM_MLA,
+            deepseek::AXK1,
             mistral4::ARCHITECTURE,
             minicpm::THIRD,
         ],

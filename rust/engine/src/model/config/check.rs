@@ -4,7 +4,7 @@ use device::{MAX_EXPERT_GROUPS, MAX_EXPERTS, MAX_STREAMS, Mask, QueryScale};
 
 use super::{
     AttentionConfig, DecoderConfig, DenseConfig, ExpertsConfig, FfnConfig, LayerInputsConfig, MAX_HEAD_DIM, MAX_HEADS,
-    MAX_LAYERS, MAX_SIZE, Norms, QkNorm, ResidualScales, StreamsConfig,
+    MAX_LAYERS, MAX_SIZE, Norms, PositionsConfig, QkNorm, ResidualScales, StreamsConfig,
 };
 use crate::EngineError;
 
@@ -79,6 +79,9 @@ impl DecoderConfig {
                  another matrix",
                 self.num_further_rows
             ));
+        }
+        if let Some(PositionsConfig { padding }) = self.positions {
+            in_range("number of rows of positions", self.max_position_embeddings.saturating_add(padding), MAX_SIZE)?;
         }
         in_range("number of tokens with embeddings", self.vocab_size + self.num_further_rows, MAX_SIZE)?;
         // Tables are made of those that no layer uses too.
