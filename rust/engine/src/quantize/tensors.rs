@@ -91,7 +91,6 @@ const fn pieces(role: Role) -> Pieces {
         Role::ExpertGate => &[(Role::ExpertGate, &[Role::ExpertGate])],
         Role::ExpertUp => &[(Role::ExpertUp, &[Role::ExpertUp])],
         Role::ExpertDown => &[(Role::ExpertDown, &[Role::ExpertDown])],
-        Role::AttnQkv => &[(Role::AttnQkv, &[Role::AttnQ, Role::AttnK, Role::AttnV])],
         Role::AttnOutput => &[(Role::AttnOutput, &[Role::AttnOutput])],
         Role::FfnUp => &[(Role::FfnUp, &[Role::FfnUp])],
         Role::FfnDown => &[(Role::FfnDown, &[Role::FfnDown])],
@@ -214,10 +213,11 @@ impl<'a> Tensors<'a> {
         match id.role {
             Role::FfnGateUp => self.family.cuts_ffn,
             Role::AttnQkv => {
-                self.family.cuts_qkv || id.layer.is_some_and(|layer| self.config.layers[layer].attention.qkv_groups > 1)
+                let is_in_groups = id.layer.is_some_and(|layer| self.config.layers[layer].attention.qkv_groups > 1);
+                self.family.cuts_qkv || is_in_groups || self.weights.is_transposed(id)
             }
             Role::ExpertGate | Role::ExpertUp | Role::ExpertDown => self.weights.is_stacked_otherwise(id),
-            Role::AttnQkv | Role::AttnOutput | Role::FfnUp | Role::FfnDown => self.weights.is_transposed(id),
+            Role::AttnOutput | Role::FfnUp | Role::FfnDown => self.weights.is_transposed(id),
             role => !pieces(role).is_empty(),
         }
     }
