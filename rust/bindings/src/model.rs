@@ -105,7 +105,7 @@ impl Model {
             }
             if let Some(mut change) = self.change(py, State::is_unloaded, RELOADING)? {
                 let engine = start(py, &self.source, &self.config_now(), progress)?;
-                return Ok(change.to_loaded(engine));
+                return Ok(change.set_loaded(engine));
             }
         }
     }
@@ -205,7 +205,7 @@ impl Host for Model {
             }
             if let Some(mut change) = self.change_beside(State::is_unloaded, RELOADING) {
                 let engine = Engine::load(&self.source, &self.config_now(), &|_| ())?;
-                return Ok(change.to_loaded(engine));
+                return Ok(change.set_loaded(engine));
             }
         }
     }
@@ -243,7 +243,7 @@ struct Change<'a> {
 
 impl Change<'_> {
     /// The model then has this engine, which is returned.
-    fn to_loaded(&mut self, engine: Engine) -> Engine {
+    fn set_loaded(&mut self, engine: Engine) -> Engine {
         self.model.architecture.get_or_init(|| engine.architecture().to_owned());
         self.state = State::Loaded(engine.clone());
         engine

@@ -556,6 +556,32 @@ fn converted(file: &File, config: &Value, (name, shape): (&str, &[usize]), [num_
     values
 }
 
+/// With what the metadata has a list of, a value a layer.
+fn with_lists(mut gguf: Gguf, (file, config): (&File, &Value), shapes: &BTreeMap<String, Vec<usize>>) -> Gguf {
+    let key = |key: &str| format!("{}.{key}", file.architecture);
+    // The other family with windows leaves them out.
+    let lists_windows = ["exaone4", "exaone_moe", "afmoe", "mellum-sparse", "granitemoe_swa-nope"].contains(&file.golden);
+    if let Some(kinds) = config["layer_types"].as_array().filter(|_| lists_windows) {
+        let is_sliding: Vec<u8> = kinds.iter().map(|kind| u8::from(kind == "sliding_attention")).collect();
+        gguf = gguf.array(&key("attention.sliding_window_pattern"), BOOL, is_sliding.len() as u64, &is_sliding);
+    }
+    if let Some(bases) = config["layer_rope_theta"].as_array() {
+        let rotates: Vec<u8> = bases.iter().map(|base| u8::from(base.as_f64() != Some(0.0))).collect();
+        gguf = gguf.array(&key("attention.rope_pattern"), BOOL, rotates.len() as u64, &rotates);
+    }
+    // Numbers of activations are lists of the metadata.
+    for part in ["alpha_p", "alpha_n", "beta", "eps"] {
+        let of_layers = shapes.keys().filter(|name| name.ends_with(&format!("act_fn.{part}")));
+        let values: Vec<f32> =
+            of_layers.map(|name| drawn::text_value(name, &[], drawn::drawn(name, 1).next().unwrap())).collect();
+        if !values.is_empty() {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            gguf = gguf.array(&format!("xielu.{part}"), F32, values.len() as u64, &bytes);
+        }
+    }
+    gguf
+}
+
 fn write(file: &File, config: &Value, path: &Path) {
     let own = [
         ("num_attention_heads", "n_head"),
@@ -618,26 +644,7 @@ fn write(file: &File, config: &Value, path: &Path) {
     }
     let shapes = std::fs::read(golden_dir().join("drawn").join(file.golden).join("tensors.json")).unwrap();
     let shapes: BTreeMap<String, Vec<usize>> = serde_json::from_slice(&shapes).unwrap();
-    // The other family with windows leaves them out.
-    let lists_windows = ["exaone4", "exaone_moe", "afmoe", "mellum-sparse", "granitemoe_swa-nope"].contains(&file.golden);
-    if let Some(kinds) = config["layer_types"].as_array().filter(|_| lists_windows) {
-        let is_sliding: Vec<u8> = kinds.iter().map(|kind| u8::from(kind == "sliding_attention")).collect();
-        gguf = gguf.array(&key("attention.sliding_window_pattern"), BOOL, is_sliding.len() as u64, &is_sliding);
-    }
-    if let Some(bases) = config["layer_rope_theta"].as_array() {
-        let rotates: Vec<u8> = bases.iter().map(|base| u8::from(base.as_f64() != Some(0.0))).collect();
-        gguf = gguf.array(&key("attention.rope_pattern"), BOOL, rotates.len() as u64, &rotates);
-    }
-    // Numbers of activations are lists of the metadata.
-    for part in ["alpha_p", "alpha_n", "beta", "eps"] {
-        let of_layers = shapes.keys().filter(|name| name.ends_with(&format!("act_fn.{part}")));
-        let values: Vec<f32> =
-            of_layers.map(|name| drawn::text_value(name, &[], drawn::drawn(name, 1).next().unwrap())).collect();
-        if !values.is_empty() {
-            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            gguf = gguf.array(&format!("xielu.{part}"), F32, values.len() as u64, &bytes);
-        }
-    }
+    gguf = with_lists(gguf, (file, config), &shapes);
     let factors = &config["rope_scaling"];
     if factors["rope_type"] == "llama3" {
         let factors: Vec<u8> = llama3_factors(factors, head_dim).into_iter().flat_map(f32::to_le_bytes).collect();

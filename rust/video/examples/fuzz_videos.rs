@@ -96,12 +96,11 @@ fn main() -> ExitCode {
         let of_gif = case % 2 == 0;
         let bytes = fuzz::mutated(&mut random, if of_gif { &files } else { &answers });
         let start = Instant::now();
-        match catch_unwind(AssertUnwindSafe(|| if of_gif { decoded(bytes) } else { told(&bytes) })) {
-            Ok(is_good) => good[usize::from(!of_gif)] += u64::from(is_good),
-            Err(_) => {
-                panics += 1;
-                eprintln!("case {case} of seed {seed}");
-            }
+        if let Ok(is_good) = catch_unwind(AssertUnwindSafe(|| if of_gif { decoded(bytes) } else { told(&bytes) })) {
+            good[usize::from(!of_gif)] += u64::from(is_good);
+        } else {
+            panics += 1;
+            eprintln!("case {case} of seed {seed}");
         }
         slowest = slowest.max(start.elapsed().as_secs_f64());
     }

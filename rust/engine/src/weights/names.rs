@@ -233,6 +233,7 @@ pub type Names = &'static [(Role, &'static str)];
 impl Role {
     /// The usual names: in a GGUF file, without `blk.N.` and `.weight`, and in a Hugging Face checkpoint, without
     /// `model.layers.N.` and `.weight`.
+    #[allow(clippy::too_many_lines, reason = "a row a role")]
     const fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Embedding => ("token_embd", "model.embed_tokens"),
@@ -401,6 +402,7 @@ impl ModelPlace {
     }
 
     /// With a head that predicts further tokens as this layer, where it lies apart (Qwen3-Next).
+    #[must_use]
     pub fn with_head(self, layer: usize, contains: impl Fn(&str) -> bool) -> Self {
         Self { head: contains("mtp.fc.weight").then_some(layer), ..self }
     }
