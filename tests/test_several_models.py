@@ -7,7 +7,7 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import GOLDEN, runner_of
-from test_server import COMMAND, HELLO, Server, running
+from test_server import COMMAND, HELLO, Server, running, wait_until
 
 from mistral_paged import CompletionRequest
 
@@ -81,14 +81,6 @@ def expected(model: str, max_tokens: int = 4) -> str:
     """What a model goes on with, by the Python interface."""
     request = CompletionRequest("Hello", model, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     return runner_of("text", model).send_completion_request(request).choices[0].text
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Waits for something that comes soon."""
-    end = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def status_of(server: Server, name: str) -> str:
@@ -236,8 +228,8 @@ def test_a_pause_holds_for_a_model_that_is_loaded_meanwhile(server: Server) -> N
     assert server.post("/admin/pause", {}).status == 200
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(text_of, server, model="small")
-        until(lambda: status_of(server, "small") == "loaded")
-        until(lambda: server.metric("vllm:num_requests_waiting", model_name="small") == 1)
+        wait_until(lambda: status_of(server, "small") == "loaded")
+        wait_until(lambda: server.metric("vllm:num_requests_waiting", model_name="small") == 1)
         steps = server.metric("vllm:iteration_tokens_total_count", model_name="small")
         time.sleep(0.3)
         assert not answer.done()
@@ -405,7 +397,7 @@ def no_room(server: Server) -> Iterator[None]:
     assert server.post("/admin/pause", {}).status == 200
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(text_of, server, model=name) for name in names]
-        until(lambda: in_flight(server) == 2)
+        wait_until(lambda: in_flight(server) == 2)
         try:
             yield
             assert status_of(server, "embeddinggemma") == "unloaded"
@@ -423,20 +415,59 @@ def test_who_waits_for_a_model_has_its_time_can_be_cancelled_and_counts(lazy: Se
     with ThreadPoolExecutor(2) as pool:
         with no_room(lazy):
             waiting = {name: pool.submit(lazy.post, path, body, {"x-request-id": name}) for name in "ab"}
-            until(lambda: in_flight(lazy) == 4)
+            wait_until(lambda: in_flight(lazy) == 4)
             assert lazy.post(path, body).error["code"] == "queue_full"
             assert lazy.send("DELETE", "/admin/requests/a").json == {"cancelled": 1}
             assert (waiting["a"].result(10).status, in_flight(lazy)) == (499, 3)
             with socket.create_connection(("127.0.0.1", lazy.port)) as gone:
                 head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(json.dumps(body))}\r\n\r\n"
                 gone.sendall(head.encode() + json.dumps(body).encode())
-                until(lambda: in_flight(lazy) == 4)
-            until(lambda: in_flight(lazy) == 3)
+                wait_until(lambda: in_flight(lazy) == 4)
+            wait_until(lambda: in_flight(lazy) == 3)
         assert waiting["b"].result(30).status == 200
     with no_room(lazy):
         late = lazy.post(path, {**body, "deadline": 0.2})
         assert (late.status, late.error["code"]) == (504, "deadline_exceeded")
     assert lazy.post(path, {**body, "deadline": 30}).status == 200
+
+
+def test_a_model_that_would_lose_adapters_does_not_make_room_and_holds_nobody_up(tmp_path: Path) -> None:
+    with running("from-config", "-f", written(tmp_path, LAZY + MODELS), MISTRAL_PAGED_LORA_ROOT=str(LORA)) as server:
+        # One in the place of an adapter that comes with the model is lost as well.
+        body = {"lora_name": "attn", "lora_path": "llama-layers", "model": "llama", "load_inplace": True}
+        assert server.post("/v1/load_lora_adapter", body).status == 200
+        assert server.post("/v1/models/reload", {"model_id": "small"}).status == 200
+        assert server.post("/admin/pause", {}).status == 200
+        with ThreadPoolExecutor(2) as pool:
+            answer = pool.submit(text_of, server, model="small")
+            wait_until(lambda: in_flight(server) == 1)
+            vector = pool.submit(server.post, "/v1/embeddings", {"model": "embeddinggemma", "input": "Hello"})
+            wait_until(lambda: in_flight(server) == 2)
+            assert server.post("/v1/models/unload", {"model_id": "embeddinggemma"}).status == 200
+            assert server.post("/admin/resume", {}).status == 200
+            assert answer.result(30) == expected("qwen3")
+            assert vector.result(30).status == 200
+        assert [status_of(server, name) for name in ("llama", "small")] == ["loaded", "unloaded"]
+
+
+def test_a_first_request_waits_no_longer_than_it_may(tmp_path: Path) -> None:
+    text = LAZY.replace("max_loaded_models = 2", "max_loaded_models = 1") + MODELS
+    with running("from-config", "-f", written(tmp_path, text)) as server:
+        assert text_of(server, model="small") == expected("qwen3")
+        assert server.post("/admin/pause", {}).status == 200
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(text_of, server, model="small")
+            wait_until(lambda: in_flight(server) == 1)
+            for path, body in (
+                ("/v1/completions", {"prompt": "Hello"}),
+                ("/v1/chat/completions", {"messages": HELLO}),
+                ("/v1/embeddings", {"input": "Hello"}),
+            ):
+                model = "embeddinggemma" if "input" in body else "llama"
+                late = server.post(path, {**body, "model": model, "deadline": 0.2})
+                assert (late.status, late.error["code"]) == (504, "deadline_exceeded"), path
+            assert server.post("/admin/resume", {}).status == 200
+            assert answer.result(30) == expected("qwen3")
 
 
 def test_a_model_is_unloaded_when_it_was_idle_for_long_enough(tmp_path: Path) -> None:
@@ -445,11 +476,11 @@ def test_a_model_is_unloaded_when_it_was_idle_for_long_enough(tmp_path: Path) ->
     )
     text = text.replace('kind = "embedding"', 'kind = "embedding"\nidle_unload = 1000')
     with running("from-config", "-f", written(tmp_path, text), MISTRAL_PAGED_LORA_ROOT=str(LORA)) as server:
-        until(lambda: statuses(server) == {"llama": "unloaded", "small": "unloaded", "embeddinggemma": "loaded"})
+        wait_until(lambda: statuses(server) == {"llama": "unloaded", "small": "unloaded", "embeddinggemma": "loaded"})
         answer = server.complete(model="small", ignore_eos=True, max_tokens=300).json["choices"][0]
         assert (answer["text"], answer["finish_reason"]) == (expected("qwen3", 300), "length")
         begun = time.monotonic()
-        until(lambda: status_of(server, "small") == "unloaded")
+        wait_until(lambda: status_of(server, "small") == "unloaded")
         assert time.monotonic() - begun > 0.2
         body = {"lora_name": "layers", "lora_path": "llama-layers", "model": "llama"}
         assert server.post("/v1/load_lora_adapter", body).status == 200
@@ -457,7 +488,7 @@ def test_a_model_is_unloaded_when_it_was_idle_for_long_enough(tmp_path: Path) ->
         # It would not have the adapter again.
         assert status_of(server, "llama") == "loaded"
         assert server.post("/v1/unload_lora_adapter", {"lora_name": "layers"}).status == 200
-        until(lambda: status_of(server, "llama") == "unloaded")
+        wait_until(lambda: status_of(server, "llama") == "unloaded")
 
 
 def test_the_models_of_a_folder_are_served_by_their_names(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ pub struct ScheduledRequest {
     pub num_scheduled_tokens: usize,
     /// The last so many of them are drafts: proposed tokens behind the last known one, to be verified by the row's outputs.
     pub num_drafts: usize,
+    /// Tokens that were computed before and are again, behind a wrong draft of a request with states.
+    pub num_again: usize,
     /// Rows, at the end of this one's tokens, whose outputs are wanted: 0 while a prompt is being computed, and from its last
     /// token on `1 + num_drafts`, what follows the last known token and what follows each draft.
     pub num_outputs: usize,
@@ -35,6 +37,11 @@ impl ScheduledRequest {
     /// Tokens of the row that are known: all but the drafts.
     pub fn num_known_tokens(&self) -> usize {
         self.num_scheduled_tokens - self.num_drafts
+    }
+
+    /// Whether they are a part of a prompt, or of what a preempted request computes again.
+    pub fn is_chunk(&self) -> bool {
+        self.num_known_tokens() > 1 + self.num_again
     }
 }
 

@@ -71,7 +71,7 @@ impl StepPacer {
 
     /// Takes note of a step and of how long it took.
     pub fn measure(&mut self, step: &SchedulerOutput, took: Duration) {
-        let chunks = step.rows.iter().map(ScheduledRequest::num_known_tokens).filter(|num_tokens| *num_tokens > 1);
+        let chunks = step.rows.iter().filter(|row| row.is_chunk()).map(ScheduledRequest::num_known_tokens);
         let num_chunks = chunks.clone().count();
         self.note(chunks.sum(), num_chunks < step.rows.len(), took.as_secs_f64());
     }

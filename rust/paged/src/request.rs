@@ -199,6 +199,8 @@ pub(crate) struct Request {
     pub(crate) standing: Standing,
     /// Tokens whose KV is written by a committed step.
     pub(crate) num_computed_tokens: usize,
+    /// Tokens behind them whose KV a wrong draft has taken back.
+    pub(crate) num_again: usize,
     /// Prompt tokens that came from a prefix hit when the request first ran.
     pub(crate) num_cached_tokens: Option<usize>,
     /// Why it was not more.
@@ -224,6 +226,12 @@ impl Request {
 
     pub(crate) fn num_uncomputed_tokens(&self) -> usize {
         self.tokens.len() - self.num_computed_tokens
+    }
+
+    /// Tokens that the next one of its answer takes: one, and those that are computed again behind a wrong draft. 0 of a prompt.
+    pub(crate) fn num_answer_tokens(&self) -> usize {
+        let left = self.num_uncomputed_tokens();
+        if left == 1 + self.num_again { left } else { 0 }
     }
 
     pub(crate) fn has_reached_its_limit(&self) -> bool {

@@ -289,12 +289,16 @@ impl Scheduler {
     /// Puts as many of a request's tokens in the batch as the budget and the free blocks allow; `false` if none.
     fn schedule_row(&mut self, index: RequestIndex, output: &mut SchedulerOutput, budget: &mut usize) -> bool {
         let (tenant, uncomputed) = (self.request(index).standing.tenant, self.request(index).num_uncomputed_tokens());
-        let computed = self.request(index).num_computed_tokens;
+        let (computed, of_answer) = (self.request(index).num_computed_tokens, self.request(index).num_answer_tokens());
         let wanted = if self.config.whole_prompts {
             uncomputed
         } else {
-            let share = self.share_of(tenant, uncomputed).min(self.allowance_of(index, uncomputed).max(1));
-            let wanted = self.most_of_budget(uncomputed, *budget).min(self.config.max_chunk_len.unwrap_or(usize::MAX)).min(share);
+            let wanted = if of_answer > 0 {
+                of_answer.min(*budget)
+            } else {
+                self.most_of_budget(uncomputed, *budget).min(self.share_of(tenant)).min(self.allowances.of(index).max(1))
+            };
+            let wanted = wanted.min(self.config.max_chunk_len.unwrap_or(usize::MAX));
             let end = computed + self.with_whole_spans(index, wanted);
             before_snapshot(&self.request(index).snapshot_places, computed, end) - computed
         };
@@ -317,12 +321,13 @@ impl Scheduler {
         }
         self.beyond_budget += num_scheduled_tokens.saturating_sub(*budget);
         *budget = budget.saturating_sub(num_scheduled_tokens);
-        self.unserved_answers = self.unserved_answers.saturating_sub(usize::from(uncomputed == 1));
+        self.unserved_answers = self.unserved_answers.saturating_sub(of_answer);
         output.rows.push(ScheduledRequest {
             request_id: request.id,
             num_computed_tokens: computed,
             num_scheduled_tokens,
             num_drafts: 0,
+            num_again: if of_answer > 0 { request.num_again } else { 0 },
             num_outputs: usize::from(end == request.num_tokens()),
             num_cached_tokens: request.num_cached_tokens.unwrap_or(0),
             miss: request.miss,
@@ -331,7 +336,7 @@ impl Scheduler {
         if has_drafts {
             self.drafted.push((output.rows.len() - 1, index));
         }
-        if uncomputed > 1 {
+        if of_answer == 0 {
             self.use_share(tenant, num_scheduled_tokens, num_scheduled_tokens == uncomputed);
         }
         true
@@ -373,15 +378,13 @@ impl Scheduler {
     fn commit_row(&mut self, index: RequestIndex, row: &ScheduledRequest, tokens: Option<&[u32]>) {
         let num_accepted = tokens.map_or(0, |tokens| tokens.len().saturating_sub(1));
         let is_wrong = num_accepted < row.num_drafts;
-        let computed = if is_wrong && self.config.has_states {
-            row.num_computed_tokens
-        } else {
-            row.num_computed_tokens + row.num_known_tokens() + num_accepted
-        };
+        let num_right = row.num_known_tokens() + num_accepted;
+        let num_again = if is_wrong && self.config.has_states { num_right } else { 0 };
+        let computed = row.num_computed_tokens + num_right - num_again;
         self.count_recomputed(index, row.num_computed_tokens, computed);
         self.totals.drafts.count(row.num_drafts, num_accepted);
         let Some(request) = self.requests[index].as_mut() else { return };
-        request.num_computed_tokens = computed;
+        (request.num_computed_tokens, request.num_again) = (computed, num_again);
         if is_wrong {
             self.manager.truncate(&mut request.blocks, computed);
         }
@@ -391,7 +394,7 @@ impl Scheduler {
         let full = request.blocks.num_published_blocks()..computed / self.manager.block_size();
         self.offer_blocks(index, full);
         let Some(request) = self.requests[index].as_mut() else { return };
-        if row.num_known_tokens() > 1 {
+        if row.is_chunk() {
             // Prompts are what others may be waiting to find.
             self.blocked = None;
         }

@@ -216,8 +216,11 @@ impl SizeRequest<'_> {
         }
         let PoolLimits { max_num_seqs, max_model_len, .. } = *self.limits;
         Ok(match self.config.mem_gpu {
-            Some(MemoryGpuConfig::ContextSize(num_tokens)) if self.config.guaranteed => self.blocks(max_num_seqs, num_tokens),
-            Some(MemoryGpuConfig::ContextSize(num_tokens)) => self.blocks(1, num_tokens),
+            // More than a request can have is of no use.
+            Some(MemoryGpuConfig::ContextSize(num_tokens)) => {
+                let num_seqs = if self.config.guaranteed { max_num_seqs } else { 1 };
+                self.blocks(num_seqs, num_tokens.min(max_model_len))
+            }
             _ if self.config.guaranteed => self.blocks(max_num_seqs, max_model_len),
             _ => self.blocks(max_num_seqs, max_model_len).min(MAX_EMPTY_BLOCKS.max(self.blocks(1, max_model_len))),
         })

@@ -88,14 +88,15 @@ impl App {
         })
     }
 
-    /// The model that a request names. One that was never loaded is loaded first: without it a request cannot be read.
-    pub async fn target(&self, caller: &Caller, name: Option<&str>) -> Result<Target, ApiError> {
+    /// The model that a request names. One that was never loaded is loaded first: without it a request cannot be read. That
+    /// takes no longer than the request has, by a limit of its own and by that of the server.
+    pub async fn target(&self, caller: &Caller, name: Option<&str>, own: Option<Duration>) -> Result<Target, ApiError> {
         let target = self.models.find(name)?;
         if target.model.known().is_err() {
             let _admission = self.admit(caller, &target.model, 1)?;
             let cancelled = self.cancels.register(&caller.request_id);
             let loaded = self.models.ready(&target.model);
-            self.in_time(&cancelled, self.time_left(&target, None), loaded).await?;
+            self.in_time(&cancelled, self.time_left(&target, own), loaded).await?;
         }
         Ok(target)
     }
@@ -170,7 +171,7 @@ impl Drop for Admission {
 }
 
 /// A request's time was over before it ran.
-fn too_late() -> ApiError {
+pub fn too_late() -> ApiError {
     let message = "the request's deadline passed before it could run: its model was being loaded, or others were before it";
     ApiError::new(504, "timeout_error", "deadline_exceeded", None, message.into())
 }

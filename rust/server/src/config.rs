@@ -172,6 +172,11 @@ impl ServerConfig {
         if default >= self.models.len() {
             return Err(StartError("there is no model to serve".into()));
         }
+        if self.max_loaded_models == Some(0) {
+            return Err(StartError(
+                "max_loaded_models is 0, and no model could be loaded: give at least 1, or leave it out".into(),
+            ));
+        }
         for (number, model) in self.models.iter().enumerate() {
             for name in model.names() {
                 if self.models[..number].iter().any(|other| other.names().any(|own| own == name)) {

@@ -6,7 +6,7 @@ use engine::{Completion, CompletionCollector, EngineError, OutputEvent, RequestH
 use openai::{ApiError, Delivery, Generation};
 
 use crate::{
-    app::{Admission, App},
+    app::{Admission, App, too_late},
     auth::Caller,
     cancels::Cancelled,
     errors::internal,
@@ -85,9 +85,10 @@ pub async fn start_admitted(
     let own = requests.iter().filter_map(|request| request.service.deadline).min();
     let ready = async {
         // Before anything is decoded: what waits for a model takes no memory.
-        let engine = app.models.ready(model).await?;
+        app.models.ready(model).await?;
         let turn = seeing::place_all(app, model, &mut requests).await?;
-        Ok((engine, turn))
+        // An operator may have unloaded it meanwhile.
+        Ok((app.models.ready(model).await?, turn))
     };
     let (engine, turn) = app.in_time(&cancelled, app.time_left(target, own), ready).await?;
     for request in &mut requests {
@@ -96,6 +97,9 @@ pub async fn start_admitted(
         }
         let service = &mut request.service;
         service.deadline = app.time_left(target, service.deadline);
+        if service.deadline.is_some_and(|left| left.is_zero()) {
+            return Err(too_late());
+        }
         service.cache_salt = app.keys.salt(caller, service.cache_salt.as_deref());
         service.tenant = tenant(caller, user.as_deref());
         service.tenant_weight = caller.weight;

@@ -135,7 +135,8 @@ async fn place_in(
                     let pixels = video.given().map_or(0, |_| video.num_bytes() as u64 / 3);
                     of_videos.max_kept_pixels = of_videos.max_kept_pixels.saturating_sub(pixels);
                     of_videos.max_bytes = of_videos.max_bytes.saturating_sub(video.file().map_or(0, <[u8]>::len));
-                    Ok(Given::Video(Arc::new(video)))
+                    // To decode them there is as much time again.
+                    Ok(Given::Video(Arc::new(video.with_time(video::Limits::default().max_time))))
                 }
             }
         })?;

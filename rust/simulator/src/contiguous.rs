@@ -104,6 +104,7 @@ impl Server for ContiguousServer {
                 num_computed_tokens: request.num_computed_tokens,
                 num_scheduled_tokens,
                 num_drafts: 0,
+                num_again: 0,
                 num_outputs: usize::from(request.num_computed_tokens + num_scheduled_tokens == request.num_tokens),
                 num_cached_tokens: 0,
                 miss: None,

@@ -122,6 +122,7 @@ mod tests {
             num_computed_tokens,
             num_scheduled_tokens,
             num_drafts: 0,
+            num_again: 0,
             num_outputs: 1,
             num_cached_tokens: 0,
             miss: None,

@@ -33,7 +33,7 @@ pub struct Limits {
     pub max_frames: usize,
     /// Pixels of frames that are given singly, together.
     pub max_kept_pixels: u64,
-    /// That may be taken to look at a file, and again to decode it, and those before it in its request.
+    /// Time to look at the videos of a request together, and as much again to decode them.
     pub max_time: Duration,
 }
 
@@ -80,7 +80,7 @@ pub enum VideoError {
         program: &'static str,
     },
     /// A program takes too long.
-    #[error("{program} took longer than the {seconds} seconds that are allowed")]
+    #[error("{program} took longer than the {seconds} seconds that were left for the videos of the request")]
     TooSlow {
         /// Which.
         program: &'static str,
@@ -255,6 +255,13 @@ impl Video {
     pub fn num_bytes(&self) -> usize {
         let of_frames = || self.given().unwrap_or_default().iter().map(|frame| frame.pixels().len()).sum();
         self.file().map_or_else(of_frames, <[u8]>::len)
+    }
+
+    /// The same, which may take this long to decode, whatever it took to look at it.
+    #[must_use]
+    pub fn with_time(mut self, max_time: Duration) -> Self {
+        self.limits.max_time = max_time;
+        self
     }
 
     /// Hands the frames of these ascending numbers to `taker`, in order. `spent` is the time that other videos of a request took,

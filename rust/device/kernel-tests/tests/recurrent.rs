@@ -17,7 +17,7 @@ use kernel_tests::{
 };
 
 const HIDDEN: usize = 48;
-const KINDS: usize = 11;
+const KINDS: usize = 12;
 const CLOSE: [f32; 2] = [1e-3, 1e-3];
 
 /// Loads weights in the order in which they are asked for.
@@ -131,6 +131,7 @@ fn load(backend: &dyn Backend, kind: usize) -> Recurrent {
         7 => source.gated_delta([1, 1, 130, 33], true),
         8 => source.mamba([72, 16, 8], true),
         9 => source.mamba([40, 7, 16], false),
+        10 => source.mamba([40, 40, 8], true),
         _ => source.mamba([40, 130, 8], true),
     }
 }

@@ -46,7 +46,7 @@ fn every_kernel_is_launched() {
     }
     norm_and_gate(&backend);
     add_bias_and_sample(&backend);
-    for state_rows in [128, WIDTH] {
+    for state_rows in [16, 128, WIDTH] {
         recur(&backend, state_rows);
     }
     adapt(&backend);

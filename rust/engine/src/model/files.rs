@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{
     arch::{Found, check_architecture},
-    config::DecoderConfig,
+    config::{DecoderConfig, FfnConfig},
     fields::{Fields, GgufFields, HfFields},
     language_model,
 };
@@ -70,8 +70,24 @@ impl ModelFiles {
         }
         let has_some = |start: &str| files.names().any(|name| name.starts_with(start));
         let place = ModelPlace::find(names, |name| files.contains(name), has_some);
+        let beyond = place.name(format!("model.layers.{}.", config.layers.len()));
+        if files.contains("mtp.fc.weight") && has_some(&beyond) {
+            return Err(EngineError::Load(format!(
+                "{}: `num_hidden_layers` is {}, but there are tensors `{beyond}*`: layers are counted from 0",
+                dir.display(),
+                config.layers.len()
+            )));
+        }
         let place = place.with_head(config.layers.len(), |name| files.contains(name));
         let weights = WeightSource::Safetensors { files, names, place };
+        // The files of A.X K1 leave corrections out.
+        if config.architecture == "axk1" {
+            for (number, layer) in config.layers.iter_mut().enumerate() {
+                if let FfnConfig::Experts(experts) = &mut layer.ffn {
+                    experts.has_correction = weights.contains(WeightId::layer(number, Role::RouterCorrection));
+                }
+            }
+        }
         // Of a language model within a larger one, its own part of the file need not say so.
         config.tie_word_embeddings |= !place.is_alone() && !weights.contains(WeightId::global(Role::Output));
         Ok(Self { senses, ..Self::checked(config, weights, "num_hidden_layers")? })

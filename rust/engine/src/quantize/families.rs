@@ -196,12 +196,8 @@ pub(super) fn recurrent(config: &RecurrentConfig, hidden: usize) -> Vec<(&'stati
         ]
     };
     match *config {
-        RecurrentConfig::Mamba { state_dim, rank, kernel, .. } => vec![
-            ("ssm.conv_kernel", kernel),
-            ("ssm.state_size", state_dim),
-            ("ssm.time_step_rank", rank),
-            ("ssm.inner_size", config.width(hidden)),
-        ],
+        // No family of it is made into a file.
+        RecurrentConfig::Mamba { .. } => Vec::new(),
         RecurrentConfig::ShortConv { kernel } => vec![("shortconv.l_cache", kernel)],
         RecurrentConfig::Mamba2 { num_heads, num_groups, state_dim, kernel, .. } => ssm(kernel, state_dim, num_groups, num_heads),
         RecurrentConfig::GatedDelta { num_key_heads, num_value_heads, key_dim, kernel, .. } => {

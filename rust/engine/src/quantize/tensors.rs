@@ -411,7 +411,9 @@ const fn is_norm(role: Role) -> bool {
     matches!(role, AttnNorm | AttnQNorm | AttnKNorm | FfnNorm | PostAttnNorm | PostFfnNorm | OutputNorm)
 }
 
-/// Computed from the configuration: frequencies, and GPT-2's masks.
+/// Computed from the configuration: frequencies, and the masks of GPT-2 and GPT-NeoX.
 fn is_derived(name: &str) -> bool {
-    ["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|derived| name.ends_with(derived))
+    ["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"]
+        .iter()
+        .any(|derived| name.ends_with(derived))
 }

@@ -88,6 +88,7 @@ impl Scheduler {
             status: RequestStatus::Waiting,
             tokens: new.prompt_token_ids,
             drafts: Vec::new(),
+            num_again: 0,
             num_prompt_tokens,
             max_num_tokens: num_prompt_tokens.saturating_add(new.max_tokens).min(self.config.max_model_len),
             identity: new.identity,

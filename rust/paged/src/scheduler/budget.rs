@@ -25,7 +25,7 @@ pub(super) struct Allowances {
 
 impl Allowances {
     /// Most tokens that a request may compute in this step for the sake of other prompts.
-    fn of(&self, index: RequestIndex) -> usize {
+    pub(super) fn of(&self, index: RequestIndex) -> usize {
         let found = self.prompts.binary_search_by_key(&index, |(prompt, _)| *prompt);
         found.map_or(usize::MAX, |place| self.prompts[place].1)
     }
@@ -56,10 +56,10 @@ impl Scheduler {
         self.prompt_limits = limits;
     }
 
-    /// Most tokens of the next step. As many of them as requests are being answered are kept for the answers.
+    /// Most tokens of the next step. As many of them as requests that are being answered compute are kept for the answers.
     pub(super) fn most_of_step(&mut self) -> usize {
         let most = self.config.max_num_batched_tokens;
-        self.unserved_answers = self.running.iter().filter(|index| self.request(**index).num_uncomputed_tokens() == 1).count();
+        self.unserved_answers = self.running.iter().map(|index| self.request(*index).num_answer_tokens()).sum();
         if self.config.whole_prompts {
             return most;
         }
@@ -67,14 +67,10 @@ impl Scheduler {
         limit.map_or(most, |limit| limit.max(1).saturating_add(self.unserved_answers).min(most))
     }
 
-    /// What of the budget a row of so many tokens may take: a prompt leaves one for each answer that comes behind it, and gets
+    /// What of the budget a prompt of so many tokens may take: it leaves what each answer that comes behind it computes, and gets
     /// one itself in any case.
     pub(super) fn most_of_budget(&self, num_uncomputed_tokens: usize, budget: usize) -> usize {
-        if num_uncomputed_tokens == 1 {
-            1
-        } else {
-            num_uncomputed_tokens.min(budget.saturating_sub(self.unserved_answers).max(1))
-        }
+        num_uncomputed_tokens.min(budget.saturating_sub(self.unserved_answers).max(1))
     }
 
     /// Decides how the prompts of the most urgent priority share a step of `budget` tokens: those that run, and the next of
@@ -86,7 +82,8 @@ impl Scheduler {
         }
         let mut prompts = std::mem::take(&mut self.allowances.prompts);
         let left = |index: RequestIndex| (index, self.request(index).num_uncomputed_tokens());
-        prompts.extend(self.running.iter().map(|index| left(*index)).filter(|(_, left)| *left > 1));
+        let chunks = self.running.iter().filter(|index| self.request(**index).num_answer_tokens() == 0);
+        prompts.extend(chunks.map(|index| left(*index)));
         let seats = self.config.max_num_seqs.saturating_sub(self.running.len());
         prompts.extend(self.waiting.iter().take(seats.min(MAX_CANDIDATES)).map(left));
         let rank = |index: RequestIndex| self.request(index).standing.rank;
@@ -104,7 +101,7 @@ impl Scheduler {
 
     /// Whether a request has nothing of this step, for the sake of other prompts.
     pub(super) fn leaves_the_step(&self, index: RequestIndex) -> bool {
-        self.allowance_of(index, self.request(index).num_uncomputed_tokens()) == 0
+        self.request(index).num_answer_tokens() == 0 && self.allowances.of(index) == 0
     }
 
     /// Whether a request may have a row in a step with so much left of its budget.
@@ -113,10 +110,5 @@ impl Scheduler {
             return self.request(index).num_uncomputed_tokens() <= budget;
         }
         self.has_room_for_span(index, budget)
-    }
-
-    /// Most tokens that a request may compute in this step for the sake of other prompts.
-    pub(super) fn allowance_of(&self, index: RequestIndex, num_uncomputed_tokens: usize) -> usize {
-        if num_uncomputed_tokens == 1 { usize::MAX } else { self.allowances.of(index) }
     }
 }

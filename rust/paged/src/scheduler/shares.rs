@@ -100,9 +100,9 @@ impl Scheduler {
         let mut num_decodes = 0;
         for &index in &self.running {
             let request = self.request(index);
-            match request.num_uncomputed_tokens() {
-                1 => num_decodes += 1,
-                wanted => shares.of(request.standing.tenant).wanted += wanted,
+            match request.num_answer_tokens() {
+                0 => shares.of(request.standing.tenant).wanted += request.num_uncomputed_tokens(),
+                of_answer => num_decodes += of_answer,
             }
         }
         if self.running.len() < self.config.max_num_seqs || self.next_urgent(&[]).is_some() {
@@ -115,10 +115,10 @@ impl Scheduler {
         self.shares = shares;
     }
 
-    /// Most tokens that a request may compute in this step for the sake of other tenants; at least 1, so that nothing
+    /// Most tokens of a prompt that a request may compute in this step for the sake of other tenants; at least 1, so that nothing
     /// else about progress changes.
-    pub(super) fn share_of(&mut self, tenant: Tenant, num_uncomputed_tokens: usize) -> usize {
-        if self.config.fairness != FairnessPolicy::Drr || num_uncomputed_tokens == 1 {
+    pub(super) fn share_of(&mut self, tenant: Tenant) -> usize {
+        if self.config.fairness != FairnessPolicy::Drr {
             return usize::MAX;
         }
         self.shares.of(tenant).allowance.max(1)

@@ -1,11 +1,8 @@
 //! When models are loaded and unloaded: for a request, by an operator, after a while without requests, and to make room.
 
-use std::{
-    sync::{
-        Arc, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Instant,
+use std::sync::{
+    Arc, PoisonError,
+    atomic::{AtomicBool, Ordering},
 };
 
 use engine::{Engine, EngineError, Isq};
@@ -62,9 +59,12 @@ impl Models {
         let load = move |change: &Change| {
             let model = change.model();
             let engine = model.host.load()?;
-            model.learn(&engine)?;
-            pause.tell(&engine)?;
             model.hold(place);
+            // One of which nothing is known, or that is not paused, is of no use.
+            if let Err(error) = model.learn(&engine).and_then(|()| pause.tell(&engine)) {
+                model.free()?;
+                return Err(error);
+            }
             Ok(engine)
         };
         beside(turn.change(), load).await.map_err(|error| {
@@ -91,7 +91,8 @@ impl Models {
                                with POST /v1/models/unload";
                 return Err(ApiError::new(503, "server_error", "model_not_loaded", None, message.into()));
             }
-            let mut idle: Vec<&Arc<Model>> = loaded().filter(|model| model.is_idle()).collect();
+            // One that cannot be unloaded would be asked again and again.
+            let mut idle: Vec<_> = loaded().filter(|model| model.is_idle() && !model.would_lose_adapters()).collect();
             idle.sort_by_key(|model| model.last_used());
             let mut has_room = false;
             for model in idle {
@@ -110,6 +111,10 @@ impl Models {
 impl Model {
     /// Takes it out of memory until a request, or a reload, wants it; nothing happens where it is unloaded.
     pub async fn unload(self: &Arc<Self>) -> Result<(), ApiError> {
+        // A request that waits for room to load it has the turn.
+        if self.loaded().is_none() && !self.is_changing() {
+            return Ok(());
+        }
         beside(self.turn().await.change(), |change| change.model().free()).await
     }
 
@@ -131,12 +136,12 @@ impl Model {
         Ok(true)
     }
 
-    /// Unloads it for ever again when it has been idle for as long as it may be.
+    /// Unloads it each time that it has been idle for as long as it may be; never ends.
     pub async fn watch_idleness(self: Arc<Self>) {
         let Some(limit) = self.idle_unload() else { return };
         loop {
             // One that is in use, or not there, may not be idle for long enough before it is looked at again.
-            let left = if self.is_idle() { (self.last_used() + limit).saturating_duration_since(Instant::now()) } else { limit };
+            let left = if self.is_idle() { limit.saturating_sub(self.last_used().elapsed()) } else { limit };
             if left.is_zero() {
                 if let Err(error) = self.unload_idle("for it was idle").await {
                     tracing::warn!("the model {:?} cannot be unloaded: {}", self.id(), error.message);

@@ -103,7 +103,8 @@ impl Models {
                 Model::new(host, config.clone(), number == default, metrics, &freed).map(Arc::new)
             });
         let all = all.collect::<Result<Vec<_>, _>>()?;
-        let max_loaded = config.max_loaded_models;
+        // No more than there are, and a semaphore counts no further than it can.
+        let max_loaded = config.max_loaded_models.map(|most| most.min(all.len()));
         let models = Self {
             default: Arc::clone(&all[default]),
             all,
@@ -117,7 +118,7 @@ impl Models {
         models.check_adapters()?;
         for model in models.iter().filter(|model| model.loaded().is_some()) {
             let Some(places) = &models.places else { break };
-            let full = |_| StartError(format!("more models are loaded than the {} that may be", places.available_permits()));
+            let full = |_| StartError(format!("more models are loaded than the {} that may be", max_loaded.unwrap_or_default()));
             model.hold(Some(Arc::clone(places).try_acquire_owned().map_err(full)?));
         }
         Ok(models)
@@ -126,9 +127,16 @@ impl Models {
     /// Whether the aliases of adapters that are loaded with models are names of nothing else.
     fn check_adapters(&self) -> Result<(), StartError> {
         for (number, model) in self.all.iter().enumerate() {
-            for alias in model.host.own_adapters() {
-                let others = self.all.iter().take(number).find(|other| other.is_loaded_with(&alias));
-                if let Some(other) = self.named(&alias).or(others) {
+            let aliases = model.host.own_adapters();
+            for (place, alias) in aliases.iter().enumerate() {
+                if aliases[..place].contains(alias) {
+                    return Err(StartError(format!(
+                        "two adapters of {:?} have the alias {alias:?}: give one another",
+                        model.id()
+                    )));
+                }
+                let others = self.all.iter().take(number).find(|other| other.is_loaded_with(alias));
+                if let Some(other) = self.named(alias).or(others) {
                     let whose = if Arc::ptr_eq(other, model) { "the model itself" } else { other.id() };
                     return Err(StartError(format!(
                         "the adapter's alias {alias:?} of {:?} is a name of {whose} already: give it another",

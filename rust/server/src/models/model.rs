@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use engine::{AdapterChoice, Engine, EngineError, Vitals};
+use engine::{AdapterChoice, AdapterInfo, Engine, EngineError, Vitals};
 use openai::{ApiError, ModelContext, response::unix_seconds};
 use tokio::sync::{Notify, OwnedMutexGuard, OwnedSemaphorePermit};
 
@@ -34,6 +34,8 @@ pub struct Model {
     changing: Arc<tokio::sync::Mutex<()>>,
     /// It is being loaded or unloaded: its engine, if there is one, is not for requests yet, or no more.
     is_changing: AtomicBool,
+    /// The adapters that its engine began with.
+    loaded_with: Mutex<Vec<AdapterInfo>>,
     /// Its place among those that may be loaded at once, while it is loaded.
     pub(super) place: Mutex<Option<OwnedSemaphorePermit>>,
     /// Told when another model may find it idle, or gone.
@@ -80,6 +82,7 @@ impl Model {
             known: OnceLock::new(),
             changing: Arc::default(),
             is_changing: AtomicBool::new(false),
+            loaded_with: Mutex::default(),
             place: Mutex::default(),
             freed: Arc::clone(freed),
             created: unix_seconds(),
@@ -110,6 +113,7 @@ impl Model {
             },
             fingerprint: format!("mistral_paged-{}-{}", env!("CARGO_PKG_VERSION"), engine.architecture()),
         });
+        *self.loaded_with.lock().unwrap_or_else(PoisonError::into_inner) = engine.adapters();
         *self.last.write().unwrap_or_else(PoisonError::into_inner) = Some(engine.clone());
         self.touch();
         Ok(())
@@ -151,9 +155,13 @@ impl Model {
         }
     }
 
-    /// Whether it has adapters that it would not have once it is loaded again.
+    /// Whether it has adapters that it would not have once it is loaded again, be it by the same name.
     pub(super) fn would_lose_adapters(&self) -> bool {
-        self.adapters().iter().any(|alias| !self.is_loaded_with(alias))
+        let loaded_with = self.loaded_with.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_kept = |adapter: &AdapterInfo| {
+            loaded_with.iter().any(|own| (&own.alias, &own.generation) == (&adapter.alias, &adapter.generation))
+        };
+        self.host.engine().is_some_and(|engine| !engine.adapters().iter().all(is_kept))
     }
 
     /// "loaded", "unloaded" or "reloading".
@@ -168,7 +176,12 @@ impl Model {
 
     /// The engine, where it is loaded and stays so for requests that are counted.
     pub(super) fn at_hand(&self) -> Option<Engine> {
-        if self.is_changing.load(Ordering::SeqCst) { None } else { self.host.engine() }
+        if self.is_changing() { None } else { self.host.engine() }
+    }
+
+    /// Whether it is being loaded or unloaded.
+    pub(super) fn is_changing(&self) -> bool {
+        self.is_changing.load(Ordering::SeqCst)
     }
 
     /// The engine, which only tells of the model while that is unloaded; an error of one that was never loaded.

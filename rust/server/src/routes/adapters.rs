@@ -103,9 +103,11 @@ pub async fn load(
     let Target { model, .. } = app.models.find(model.as_deref())?;
     // As a request of the model, which is not unloaded meanwhile.
     let _admission = app.admit(&caller, &model, 1)?;
-    let naming = Arc::clone(&app.models.naming).lock_owned().await;
     app.models.check_alias(&lora_name, &model)?;
     let engine = app.models.ready(&model).await?;
+    // Only now: while a model is loaded, others may get adapters.
+    let naming = Arc::clone(&app.models.naming).lock_owned().await;
+    app.models.check_alias(&lora_name, &model)?;
     let how = LoadAdapter { in_place: load_inplace, expected_generation };
     let loaded = tokio::task::spawn_blocking(move || {
         let _naming = naming;
@@ -146,8 +148,13 @@ pub async fn unload(
 ) -> Result<Json<Value>, Failure> {
     root(&app, &caller)?;
     let UnloadBody { lora_name, expected_generation } = parsed(&body)?;
-    // An alias is of one model only; where it is none's, the default one says so.
-    let model = app.models.with_adapter(&lora_name).unwrap_or_else(|| app.models.default());
+    // An alias is of one model only; where it is none's, the default one says so, as it was when it was loaded last.
+    let Some(model) = app.models.with_adapter(&lora_name) else {
+        let engine = app.models.default().engine()?;
+        return Ok(Json(card(&engine.unload_adapter(&lora_name, expected_generation.as_deref())?)));
+    };
+    // As a request of the model, which is not unloaded meanwhile; who waits for a place hears of its end.
+    let _admission = app.admit(&caller, model, 1)?;
     let engine = app.models.ready(model).await?;
     Ok(Json(card(&engine.unload_adapter(&lora_name, expected_generation.as_deref())?)))
 }

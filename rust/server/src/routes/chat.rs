@@ -34,7 +34,8 @@ pub async fn create(
 ) -> Result<Response, Failure> {
     let bytes = body(&app, &headers, bytes).await?;
     let request = ChatRequest::parse(&bytes)?;
-    let target = app.target(&caller, request.chat.model.as_deref()).await?;
+    let own = request.sampling.service()?.deadline;
+    let target = app.target(&caller, request.chat.model.as_deref(), own).await?;
     let generation = request.into_generation(&target.model.known()?.context)?;
     let envelope = app.envelope("chatcmpl-", &target.model)?;
     let running = start(&app, &caller, &target, generation).await?;

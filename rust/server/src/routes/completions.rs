@@ -34,7 +34,8 @@ pub async fn create(
 ) -> Result<Response, Failure> {
     let bytes = body(&app, &headers, bytes).await?;
     let generation = CompletionRequest::parse(&bytes)?.into_generation()?;
-    let target = app.target(&caller, generation.model.as_deref()).await?;
+    let own = generation.requests.iter().filter_map(|request| request.service.deadline).min();
+    let target = app.target(&caller, generation.model.as_deref(), own).await?;
     let envelope = app.envelope("cmpl-", &target.model)?;
     let running = start(&app, &caller, &target, generation).await?;
     let (delivery, n_choices) = (running.delivery.clone(), running.n_choices);

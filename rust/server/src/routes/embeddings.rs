@@ -26,7 +26,7 @@ pub async fn create(
 ) -> Result<Json<EmbeddingsAnswer>, Failure> {
     let bytes = body(&app, &headers, bytes).await?;
     let EmbeddingsRequest { model, request, encoding, user } = EmbeddingsRequest::parse(&bytes)?;
-    let target = app.target(&caller, model.as_deref()).await?;
+    let target = app.target(&caller, model.as_deref(), request.service.deadline).await?;
     let (engine, dimensions) = (target.model.engine()?, request.dimensions);
     let makes_them = engine.embedding().is_some();
     let requests = tokio::task::spawn_blocking(move || engine.embedding_requests(request)).await;

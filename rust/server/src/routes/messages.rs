@@ -37,7 +37,7 @@ pub async fn create(
 ) -> Result<Response, Failure> {
     let request = MessagesRequest::parse(&body(&app, &headers, bytes).await?)?;
     let max_tokens = request.max_tokens().unwrap_or(usize::MAX);
-    let target = app.target(&caller, request.model()).await?;
+    let target = app.target(&caller, request.model(), None).await?;
     let generation = request.into_generation(&target.model.known()?.context)?;
     let envelope = app.envelope("msg_", &target.model)?;
     let running = start(&app, &caller, &target, generation).await?;
@@ -69,7 +69,7 @@ pub async fn count_tokens(
     bytes: Body,
 ) -> Result<Json<Value>, Failure> {
     let request = MessagesRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let Target { model, .. } = app.target(&caller, request.model()).await?;
+    let Target { model, .. } = app.target(&caller, request.model(), None).await?;
     let (_, ids) = render(&app, &model, request.into_count(&model.known()?.context)?).await?;
     Ok(Json(json!({ "input_tokens": ids.len() })))
 }

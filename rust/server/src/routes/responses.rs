@@ -137,7 +137,7 @@ pub async fn create(
     bytes: Body,
 ) -> Result<Response, Failure> {
     let request = ResponsesRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let target = app.target(&caller, request.fields.model.as_deref()).await?;
+    let target = app.target(&caller, request.fields.model.as_deref(), None).await?;
     let (mut making, generation) = Making::begin(&app, caller.clone(), &target, request).await?;
     let running = start(&app, &caller, &target, generation).await?;
     if running.delivery.stream {
@@ -165,7 +165,7 @@ pub async fn input_tokens(
     bytes: Body,
 ) -> Result<Json<Value>, Failure> {
     let request = ResponsesRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let target = app.target(&caller, request.fields.model.as_deref()).await?;
+    let target = app.target(&caller, request.fields.model.as_deref(), None).await?;
     let (_, generation) = Making::begin(&app, caller, &target, request).await?;
     let (_, ids) = render(&app, &target.model, generation).await?;
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": ids.len() })))

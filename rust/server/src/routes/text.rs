@@ -29,7 +29,7 @@ pub async fn tokenize(
     bytes: Body,
 ) -> Result<Json<Value>, Failure> {
     let request = TokenizeRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let Target { model, .. } = app.target(&caller, request.model.as_deref()).await?;
+    let Target { model, .. } = app.target(&caller, request.model.as_deref(), None).await?;
     let engine = model.engine()?;
     let tokens = engine.clone();
     let add_special = request.add_special_tokens.or(request.add_special);
@@ -83,7 +83,7 @@ pub async fn detokenize(
     bytes: Body,
 ) -> Result<Json<Value>, Failure> {
     let request = DetokenizeRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let engine = app.target(&caller, request.model.as_deref()).await?.model.engine()?;
+    let engine = app.target(&caller, request.model.as_deref(), None).await?.model.engine()?;
     let tokens = request.tokens.ok_or_else(|| ApiError::missing("tokens", "give a list of token ids"))?;
     let vocab_size = engine.tokenizer().vocab_size();
     if let Some(i) = tokens.iter().position(|id| *id as usize >= vocab_size) {
@@ -102,7 +102,7 @@ pub async fn apply_template(
     bytes: Body,
 ) -> Result<Json<Value>, Failure> {
     let request = ChatRequest::parse(&body(&app, &headers, bytes).await?)?;
-    let Target { model, .. } = app.target(&caller, request.chat.model.as_deref()).await?;
+    let Target { model, .. } = app.target(&caller, request.chat.model.as_deref(), None).await?;
     let (prompt, tokens) = render(&app, &model, request.into_generation(&model.known()?.context)?).await?;
     Ok(Json(json!({ "prompt": prompt, "count": tokens.len(), "tokens": tokens })))
 }
@@ -129,7 +129,7 @@ pub async fn tokenizer_info(
     Extension(caller): Extension<Caller>,
     which: OfModel,
 ) -> Result<Json<Value>, Failure> {
-    let engine = app.target(&caller, which.model.as_deref()).await?.model.engine()?;
+    let engine = app.target(&caller, which.model.as_deref(), None).await?.model.engine()?;
     let tokenizer = engine.tokenizer();
     let special = tokenizer.special_tokens();
     Ok(Json(json!({

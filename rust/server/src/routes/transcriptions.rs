@@ -50,7 +50,7 @@ pub async fn create(
         ApiError::new(415, "invalid_request_error", "unsupported_media_type", None, message)
     })?;
     let mut form = read(whole(&app, body, "invalid_form").await?, boundary).await?;
-    let target = app.target(&caller, form.model.as_deref()).await?;
+    let target = app.target(&caller, form.model.as_deref(), None).await?;
     check(&target.model)?;
     let (file, format) = (form.file()?, form.format);
     let admission = app.admit(&caller, &target.model, 1)?;

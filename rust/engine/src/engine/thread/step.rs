@@ -82,7 +82,7 @@ impl EngineThread {
         self.output = output;
     }
 
-    /// Known tokens that a request which is being answered has in a step at most.
+    /// Known tokens of a request at most behind which drafts are computed.
     fn most_known(&self) -> usize {
         if self.runner.config().is_recurrent() { paged::MOST_KNOWN } else { 1 }
     }
@@ -99,20 +99,21 @@ impl EngineThread {
             return;
         }
         let (scheduler, active, requests) = (&self.scheduler, &mut self.active, &self.requests);
-        let mut has_prompts = scheduler.num_waiting() > 0;
+        let (mut has_prompts, mut num_rows) = (scheduler.num_waiting() > 0, 0);
         let needs_next = self.drafter.as_ref().is_some_and(Drafter::is_head);
         let answered = scheduler.running_requests().filter_map(|id| {
             let num_tokens = scheduler.token_ids(id).len();
             let num_known = scheduler.num_computed_tokens(id).map_or(num_tokens, |(computed, _)| num_tokens - computed);
             let is_next = num_known == 1;
             has_prompts |= num_known > most_known;
+            num_rows += num_known;
             // The first tokens of several choices come from one row.
             let active = active.get(&id).filter(|active| !active.leads && active.output == OutputKind::Tokens)?;
             let is_answered = is_next || (!needs_next && num_tokens > scheduler.num_prompt_tokens(id));
             is_answered.then_some(Answered { id, history: active.drafts, forced: Vec::new() })
         });
         let mut answered: Vec<_> = answered.collect();
-        let num_rows = (!has_prompts).then(|| self.scheduler.num_running());
+        let num_rows = (!has_prompts).then_some(num_rows);
         if forces && speculator.may_ask(num_rows) {
             let began = Instant::now();
             for Answered { id, forced, .. } in &mut answered {

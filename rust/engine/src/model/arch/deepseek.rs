@@ -92,11 +92,14 @@ pub(super) const AXK1: Architecture = Architecture {
     gguf: "axk1",
     names: &[(Role::PostFfnNorm, "post_mlp_layernorm")],
     from_hf: |fields| {
-        let fields = fields.with_defaults(&json!({
+        let mut fields = fields.with_defaults(&json!({
             "n_shared_experts": 1, "n_routed_experts": 192, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_group": 8,
             "topk_group": 4, "routed_scaling_factor": 2.5, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
             "v_head_dim": 128, "qk_nope_head_dim": 128, "first_k_dense_replace": 1,
         }));
+        // Whatever its files say, they route as V3.
+        fields.object.insert("topk_method".into(), json!("noaux_tc"));
+        fields.object.remove("scoring_func");
         Ok(from_hf("axk1", &fields)?.with_layers(|layer| {
             if layer.ffn.num_experts() > 0 {
                 layer.norms = Norms::BeforeAndLast;
