@@ -4,8 +4,6 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-# Of the Rust tests and clippy: `dev`, or `release`, which shares what it builds with the package.
-PROFILE ?= dev
 VENV := .venv
 # LiteLLM wants an older openai than the tests have.
 CLIENTS := .venv-clients
@@ -66,8 +64,8 @@ test: test-rust test-python ## every test, Rust and Python
 
 .PHONY: test-rust
 test-rust: ## the Rust tests
-	cargo test --workspace --locked --profile $(PROFILE)
-	target/$(PROFILE:dev=debug)/examples/paged_attn tests/data/golden/text/mistral
+	cargo test --workspace --locked
+	target/debug/examples/paged_attn tests/data/golden/text/mistral
 
 .PHONY: test-python
 test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## the Python tests
@@ -189,7 +187,7 @@ rules: ## formatting of the Rust sources and the rules of docs/architecture.md: 
 
 .PHONY: lint
 lint: $(VENV)/package $(VENV)/tools rules check-kernels ## rules, clippy, ruff, mypy and stubs
-	cargo clippy --workspace --all-targets --locked --profile $(PROFILE) -- -D warnings
+	cargo clippy --workspace --all-targets --locked -- -D warnings
 	$(VENV)/bin/ruff format --check python tests examples benches kernels
 	$(VENV)/bin/ruff check python tests examples benches kernels
 	$(VENV)/bin/mypy

@@ -152,6 +152,23 @@ fn a_request_with_states_goes_back_behind_a_wrong_draft() {
     assert_eq!(step(&mut scheduler, &drafts, &[5]), ((1, MOST_KNOWN + 2, 0, 1), 15 + MOST_KNOWN));
 }
 
+/// Else a more urgent prompt would have all of the steps that it takes.
+#[test]
+fn an_answer_that_went_back_has_its_tokens_beside_a_prompt_of_higher_priority() {
+    let mut scheduler = answered(SchedulerConfig { max_num_batched_tokens: 8, ..with_states(1) }, 64, 5, 40);
+    scheduler.set_drafts(ID, &[3, 4]);
+    let output = scheduler.schedule();
+    scheduler.update(&output, &[(ID, &[3, 9])]).unwrap();
+    scheduler.add_request(NewRequest { priority: -1, ..NewRequest::new(RequestId(2), vec![7; 40], 4) }).unwrap();
+    let output = scheduler.schedule();
+    let of_answer = output.rows.iter().find(|row| row.request_id == ID).expect("it has a row");
+    assert_eq!((of_answer.num_scheduled_tokens, of_answer.num_again, of_answer.num_outputs), (3, 2, 1));
+    assert_eq!(output.rows.iter().map(|row| row.num_scheduled_tokens).sum::<usize>(), 8);
+    assert_eq!(output.rows.iter().filter(|row| row.is_chunk()).count(), 1);
+    scheduler.update(&output, &[(ID, &[5])]).unwrap();
+    assert_eq!(scheduler.num_computed_tokens(ID), Some((8, 2)));
+}
+
 #[test]
 fn no_more_requests_with_states_have_drafts_than_can_go_back() {
     for (num_spare_states, expected) in [(0, [0, 0]), (1, [2, 0]), (2, [2, 2])] {
