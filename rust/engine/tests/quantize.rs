@@ -153,7 +153,7 @@ fn the_file_of_a_folder_whose_value_heads_change_places_is_as_near_to_it_as_in_s
 }
 
 /// Of which only the configuration is kept.
-const DRAWN: [&str; 31] = [
+const DRAWN: [&str; 29] = [
     "afmoe",
     "arcee",
     "ernie4_5",
@@ -166,8 +166,7 @@ const DRAWN: [&str; 31] = [
     "gpt2",
     "gpt_bigcode",
     "gpt_neox",
-    "gpt_neox-serial",
-    "granitemoe_swa",
+    "granitemoe_swa-nope",
     "hy_v3",
     "internlm3",
     "jais2",
@@ -175,7 +174,6 @@ const DRAWN: [&str; 31] = [
     "minimax_m2",
     "mistral4",
     "nemotron",
-    "nemotron_h",
     "nemotron_h-latent",
     "nemotron_h-moe",
     "olmo",

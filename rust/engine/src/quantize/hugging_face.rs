@@ -210,7 +210,7 @@ pub(super) fn check(source: &DecoderConfig, file: &DecoderConfig, output: &std::
             (layer.attention.qkv_bias, layer.attention.output_bias) = (false, false);
             layer.ffn.set_dense(|dense| dense.bias = false);
             // Compared by themselves, or another one in files, whose tensors lie so.
-            layer.attention.scale = 1.0;
+            (layer.attention.scale, layer.attention.qkv_groups) = (1.0, 1);
             if let Some(RecurrentConfig::GatedDelta { layout, .. }) = &mut layer.recurrent {
                 *layout = DeltaLayout::Apart;
             }
