@@ -1,8 +1,11 @@
 //! From a request to the engine and back.
 
-use std::future::{Future, poll_fn};
+use std::{
+    future::{Future, poll_fn},
+    time::Duration,
+};
 
-use engine::{Completion, CompletionCollector, EngineError, OutputEvent, RequestHandle};
+use engine::{Completion, CompletionCollector, EngineError, GenerationRequest, OutputEvent, RequestHandle};
 use openai::{ApiError, Delivery, Generation};
 
 use crate::{
@@ -82,7 +85,7 @@ pub async fn start_admitted(
     let cancelled = app.cancels.register(&caller.request_id);
     let mut observed = model.metrics.observe(&requests);
     let span = app.traces.as_ref().map(|traces| traces.begin(caller, model.id(), &requests[0], requests.len()));
-    let own = requests.iter().filter_map(|request| request.service.deadline).min();
+    let own = deadline(&requests);
     let ready = async {
         // Before anything is decoded: what waits for a model takes no memory.
         app.models.ready(model).await?;
@@ -133,6 +136,11 @@ pub async fn start_admitted(
         cancelled,
         _admission: admission,
     })
+}
+
+/// The limit of time that requests of one answer have of their own.
+pub fn deadline(requests: &[GenerationRequest]) -> Option<Duration> {
+    requests.iter().filter_map(|request| request.service.deadline).min()
 }
 
 /// Whose turn a request takes: the tenant's, and within it the user's.

@@ -5,7 +5,7 @@ use crate::block_pool::BlockPool;
 use crate::error::IntegrityError;
 use crate::ids::{BlockId, RequestId};
 use crate::output::{BlockUse, KvCacheStats, PoolSnapshot, RequestView};
-use crate::request::{PreemptionCost, RequestStatus};
+use crate::request::{PreemptionCost, Request, RequestStatus};
 use crate::scheduler::SchedulerConfig;
 
 impl Scheduler {
@@ -39,6 +39,12 @@ impl Scheduler {
     /// Tokens of a request whose KV is written, and how many of its blocks have been offered to the prefix cache.
     pub fn num_computed_tokens(&self, request_id: RequestId) -> Option<(usize, usize)> {
         self.find(request_id).map(|request| (request.num_computed_tokens, request.blocks.num_published_blocks()))
+    }
+
+    /// Tokens that the next one of a request's answer takes: one, and those that are computed again behind a wrong draft; 0 while
+    /// its prompt is computed, or is again.
+    pub fn num_answer_tokens(&self, request_id: RequestId) -> Option<usize> {
+        self.find(request_id).map(Request::num_answer_tokens)
     }
 
     /// The requests in the batch.

@@ -21,7 +21,7 @@ use crate::{
     app::App,
     auth::Caller,
     errors::Failure,
-    generate::{collect, start},
+    generate::{collect, deadline, start},
     streaming::{Frames, UsageSoFar, data, respond},
 };
 
@@ -34,8 +34,7 @@ pub async fn create(
 ) -> Result<Response, Failure> {
     let bytes = body(&app, &headers, bytes).await?;
     let generation = CompletionRequest::parse(&bytes)?.into_generation()?;
-    let own = generation.requests.iter().filter_map(|request| request.service.deadline).min();
-    let target = app.target(&caller, generation.model.as_deref(), own).await?;
+    let target = app.target(&caller, generation.model.as_deref(), deadline(&generation.requests)).await?;
     let envelope = app.envelope("cmpl-", &target.model)?;
     let running = start(&app, &caller, &target, generation).await?;
     let (delivery, n_choices) = (running.delivery.clone(), running.n_choices);

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use device::AdapterRows;
-use paged::{RequestId, SchedulerOutput, StuckReport};
+use paged::{RequestId, ScheduledRequest, SchedulerOutput, StuckReport};
 use rustc_hash::FxHashMap;
 
 use super::{
@@ -67,9 +67,8 @@ impl EngineThread {
                     self.pacer.measure(&output, began.elapsed());
                     let num_tokens = output.rows.iter().map(|row| row.num_scheduled_tokens).sum();
                     self.heartbeat.count_step(num_tokens);
-                    let most_known = self.most_known();
                     if let Some(speculator) = &mut self.speculator
-                        && output.rows.iter().all(|row| row.num_known_tokens() <= most_known)
+                        && !output.rows.iter().any(ScheduledRequest::is_chunk)
                     {
                         speculator.note_step(num_tokens, began.elapsed());
                     }
@@ -82,15 +81,8 @@ impl EngineThread {
         self.output = output;
     }
 
-    /// Known tokens of a request at most behind which drafts are computed.
-    fn most_known(&self) -> usize {
-        if self.runner.config().is_recurrent() { paged::MOST_KNOWN } else { 1 }
-    }
-
     /// Asks for drafts for the requests that are being answered: what a grammar forces, else what the proposer says.
     fn propose(&mut self) {
-        // Behind wrong drafts, requests with states compute some tokens of their answers again.
-        let most_known = self.most_known();
         let Some(speculator) = &mut self.speculator else { return };
         // Whether forced text pays where a device samples was not measured.
         let may_force = speculator.forces() && !self.runner.samples();
@@ -103,10 +95,10 @@ impl EngineThread {
         let needs_next = self.drafter.as_ref().is_some_and(Drafter::is_head);
         let answered = scheduler.running_requests().filter_map(|id| {
             let num_tokens = scheduler.token_ids(id).len();
-            let num_known = scheduler.num_computed_tokens(id).map_or(num_tokens, |(computed, _)| num_tokens - computed);
-            let is_next = num_known == 1;
-            has_prompts |= num_known > most_known;
-            num_rows += num_known;
+            let of_answer = scheduler.num_answer_tokens(id).unwrap_or(0);
+            let is_next = of_answer == 1;
+            has_prompts |= of_answer == 0;
+            num_rows += of_answer;
             // The first tokens of several choices come from one row.
             let active = active.get(&id).filter(|active| !active.leads && active.output == OutputKind::Tokens)?;
             let is_answered = is_next || (!needs_next && num_tokens > scheduler.num_prompt_tokens(id));

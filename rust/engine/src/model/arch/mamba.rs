@@ -39,6 +39,27 @@ pub(super) fn read_hf(fields: &HfFields<'_>, config: &DecoderConfig) -> Result<R
     })
 }
 
+/// The same where keys have no such beginning, of so many heads, elements of a head, and elements of its states.
+pub(super) fn read_plain(
+    fields: &HfFields<'_>,
+    config: &DecoderConfig,
+    [num_heads, head_dim, state_dim]: [usize; 3],
+) -> Result<RecurrentConfig, EngineError> {
+    Ok(RecurrentConfig::Mamba2 {
+        num_heads,
+        head_dim,
+        num_groups: fields.size("n_groups")?.unwrap_or(8),
+        state_dim,
+        kernel: fields.size("conv_kernel")?.unwrap_or(4),
+        conv_bias: fields.flag("use_conv_bias")?.unwrap_or(true),
+        proj_bias: fields.flag("use_bias")?.unwrap_or(false),
+        eps: Some(config.norm.eps),
+        gates_first: true,
+        limits: limits(fields)?,
+        scales: MambaScales::ONE,
+    })
+}
+
 /// How long a step may be.
 pub(super) fn limits(fields: &HfFields<'_>) -> Result<[f32; 2], EngineError> {
     Ok(fields.range("time_step_limit")?.unwrap_or(UNLIMITED))

@@ -6,7 +6,7 @@ use super::{Architecture, mamba};
 use crate::{
     EngineError,
     model::{
-        config::{DecoderConfig, MambaScales, RecurrentConfig},
+        config::DecoderConfig,
         fields::{Fields, HfFields},
     },
     weights::Role,
@@ -47,18 +47,6 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     if by_factor != width {
         return Err(fields.error("expand", format!("makes {by_factor} columns of the hidden size, and all heads have {width}")));
     }
-    let mamba = RecurrentConfig::Mamba2 {
-        num_heads,
-        head_dim,
-        num_groups: size("n_groups", 8)?,
-        state_dim: size("state_size", 128)?,
-        kernel: size("conv_kernel", 4)?,
-        conv_bias: fields.flag("use_conv_bias")?.unwrap_or(true),
-        proj_bias: fields.flag("use_bias")?.unwrap_or(false),
-        eps: Some(config.norm.eps),
-        gates_first: true,
-        limits: mamba::limits(fields)?,
-        scales: MambaScales::ONE,
-    };
+    let mamba = mamba::read_plain(fields, &config, [num_heads, head_dim, size("state_size", 128)?])?;
     Ok(config.with_recurrent(mamba, |_| true))
 }

@@ -8,7 +8,7 @@ use super::{Architecture, deepseek, mamba};
 use crate::{
     EngineError,
     model::{
-        config::{DecoderConfig, DenseConfig, ExpertsConfig, FfnConfig, LayerConfig, MambaScales, RecurrentConfig, SharedConfig},
+        config::{DecoderConfig, DenseConfig, ExpertsConfig, FfnConfig, LayerConfig, RecurrentConfig, SharedConfig},
         fields::{Fields, GgufFields, HfFields},
     },
     weights::{Names, Role},
@@ -92,21 +92,10 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
         return Err(fields.error("mamba_proj_bias", "is true; it is `use_bias` that says so of this family"));
     }
     let size = |key: &str, usual: usize| Ok::<_, EngineError>(fields.size(key)?.unwrap_or(usual));
-    let mamba = RecurrentConfig::Mamba2 {
-        num_heads: size("mamba_num_heads", 128)?,
-        head_dim: size("mamba_head_dim", 64)?,
-        num_groups: size("n_groups", 8)?,
-        state_dim: size("ssm_state_size", 128)?,
-        kernel: size("conv_kernel", 4)?,
-        conv_bias: fields.flag("use_conv_bias")?.unwrap_or(true),
-        proj_bias: fields.flag("use_bias")?.unwrap_or(false),
-        eps: Some(config.norm.eps),
-        gates_first: true,
-        // Transformers takes `time_step_min` for the lower bound, which is that of what training begins with; the code beside
-        // the weights, vLLM and llama.cpp do not.
-        limits: mamba::limits(fields)?,
-        scales: MambaScales::ONE,
-    };
+    // Transformers takes `time_step_min` for the lower bound of steps, which is that of what training begins with; the code
+    // beside the weights, vLLM and llama.cpp do not.
+    let sizes = [size("mamba_num_heads", 128)?, size("mamba_head_dim", 64)?, size("ssm_state_size", 128)?];
+    let mamba = mamba::read_plain(fields, &config, sizes)?;
     // Files of models without experts have keys for some.
     let experts = read_experts(fields)?;
     if kinds.contains(&Kind::Experts) && fields.flag("mlp_bias")? == Some(true) {
