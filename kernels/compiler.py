@@ -46,8 +46,7 @@ MOST_SPILT = {
     "gemm_": 256,
     "lora_": 0,
     "causal_conv": 0,
-    # With 128 and 256 rows of a state, which no published model has, two registers; with 16 none.
-    "mamba_": 16,
+    "mamba_": 0,
     "mamba2_": 0,
     "gated_delta_": 0,
 }
