@@ -81,12 +81,12 @@ pub(super) unsafe fn accumulate_values<S: Simd, V: Values>(block: &RowBlock, val
     match block.rows {
         1 => accumulate_block::<S, V, 1>(block, values, lanes),
         2 => accumulate_block::<S, V, 2>(block, values, lanes),
-        3 if S::ROWS >= 3 => accumulate_block::<S, V, 3>(block, values, lanes),
-        4 if S::ROWS >= 4 => accumulate_block::<S, V, 4>(block, values, lanes),
-        5 if S::ROWS >= 5 => accumulate_block::<S, V, 5>(block, values, lanes),
-        6 if S::ROWS >= 6 => accumulate_block::<S, V, 6>(block, values, lanes),
-        7 if S::ROWS >= 7 => accumulate_block::<S, V, 7>(block, values, lanes),
-        8 if S::ROWS >= 8 => accumulate_block::<S, V, 8>(block, values, lanes),
+        3 if const { S::ROWS >= 3 } => accumulate_block::<S, V, 3>(block, values, lanes),
+        4 if const { S::ROWS >= 4 } => accumulate_block::<S, V, 4>(block, values, lanes),
+        5 if const { S::ROWS >= 5 } => accumulate_block::<S, V, 5>(block, values, lanes),
+        6 if const { S::ROWS >= 6 } => accumulate_block::<S, V, 6>(block, values, lanes),
+        7 if const { S::ROWS >= 7 } => accumulate_block::<S, V, 7>(block, values, lanes),
+        8 if const { S::ROWS >= 8 } => accumulate_block::<S, V, 8>(block, values, lanes),
         rows => unreachable!("{rows} rows in a block of up to {}", S::ROWS),
     }
 }
@@ -99,8 +99,8 @@ unsafe fn accumulate_block<S: Simd, V: Values, const R: usize>(block: &RowBlock,
         // As many sums as registers hold beside a value of each column and a weight; nine rather than six of three rows, since an
         // addition waits for the one before it.
         c += match left {
-            4.. if S::LANES == 16 && R <= 6 || R <= 2 => accumulate_columns::<S, V, R, 4>(block, values, lanes, c),
-            3 | 5.. if R == 3 => accumulate_columns::<S, V, R, 3>(block, values, lanes, c),
+            4.. if const { S::LANES == 16 && R <= 6 || R <= 2 } => accumulate_columns::<S, V, R, 4>(block, values, lanes, c),
+            3 | 5.. if const { R == 3 } => accumulate_columns::<S, V, R, 3>(block, values, lanes, c),
             2.. => accumulate_columns::<S, V, R, 2>(block, values, lanes, c),
             _ => accumulate_columns::<S, V, R, 1>(block, values, lanes, c),
         };

@@ -10,13 +10,13 @@ use crate::cpu::simd::{Simd, prefetch};
 
 use super::{
     MAX_ROW_BLOCK, Problem, SPLIT_KEYS, STRIP_KEYS, TILE_KEYS,
-    accumulate::{Loaded, RowBlock, accumulate_values},
-    element::F32,
+    accumulate::{Loaded, RowBlock},
+    cached::Cached,
     merge::{State, Total, merge, save_partial, write_out},
     plan::{Item, padded_dim, partial_stride},
-    product::{Product, Single},
+    product::Product,
     row_offset,
-    score::{Keys, Softmax, online_softmax_update, score_rows},
+    score::{Keys, Softmax, online_softmax_update},
     scratch::Scratch,
     tile::Tiles,
 };
@@ -42,24 +42,24 @@ pub(super) trait Method {
 }
 
 /// By vectors.
-pub(super) struct Vectors<S, P>(PhantomData<(S, P)>);
+pub(super) struct Vectors<S, C>(PhantomData<(S, C)>);
 
-impl<S: Simd, P: Product> Vectors<S, P> {
+impl<S: Simd, C: Cached> Vectors<S, C> {
     #[inline(always)]
     pub(super) fn new() -> Self {
         Self(PhantomData)
     }
 }
 
-impl<S: Simd, P: Product> Method for Vectors<S, P> {
+impl<S: Simd, C: Cached> Method for Vectors<S, C> {
     #[inline(always)]
     unsafe fn pack_queries(&mut self, problem: &Problem<'_>, item: &Item, kv_head: usize, s: &Scratch) {
-        pack_queries::<S, P>(problem, item, kv_head, s);
+        pack_queries::<S, C::Product>(problem, item, kv_head, s);
     }
 
     #[inline(always)]
     unsafe fn attend_tile(&mut self, problem: &Problem<'_>, item: &Item, s: &Scratch, tile: &Tiles<'_>) {
-        attend_tile::<S, P>(problem, item, s, tile);
+        attend_tile::<S, C>(problem, item, s, tile);
     }
 }
 
@@ -115,13 +115,13 @@ pub(super) unsafe fn attend<S: Simd, M: Method>(problem: &Problem<'_>, item: &It
     }
 }
 
-/// [`attend`] over f32 products.
+/// [`attend`] by vectors.
 ///
 /// # Safety
-/// As there.
+/// As there; the cache is of the type `C`.
 #[inline(always)]
-pub(super) unsafe fn attend_single<S: Simd>(problem: &Problem<'_>, item: &Item, scratch: *mut f32) {
-    attend::<S, _>(problem, item, scratch, &mut Vectors::<S, Single>::new());
+pub(super) unsafe fn attend_by_vectors<S: Simd, C: Cached>(problem: &Problem<'_>, item: &Item, scratch: *mut f32) {
+    attend::<S, _>(problem, item, scratch, &mut Vectors::<S, C>::new());
 }
 
 /// Puts the queries of a block of rows side by side, step by step.
@@ -153,20 +153,20 @@ unsafe fn pack_queries<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, 
 
 /// Updates the state of all rows by a tile of keys.
 #[inline(always)]
-unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s: &Scratch, tile: &Tiles<'_>) {
+unsafe fn attend_tile<S: Simd, C: Cached>(problem: &Problem<'_>, item: &Item, s: &Scratch, tile: &Tiles<'_>) {
     let (queries_per_kv, dim, padded) = (problem.queries_per_kv(), problem.params.head_dim, padded_dim(problem.params.head_dim));
-    let steps = dim / P::PACKED;
+    let steps = dim / C::Product::PACKED;
     let rows = item.num_tokens * queries_per_kv;
     // A single block of rows loads each key and each value once, where it lies; of values whole vectors only.
     let single = row_blocks::<S>(rows).nth(1).is_none() && !problem.is_latent;
     let direct = single && dim.is_multiple_of(16);
     if !single {
-        tile.load_keys::<S, P>(s.keys, s.values);
+        tile.load_keys::<S, C::Product>(s.keys, s.values);
     }
     if problem.is_latent {
         tile.transpose_keys(s.keys, s.values);
     } else if !direct {
-        tile.load_values::<S, P>(s.values);
+        tile.load_values::<S, C::Product>(s.values);
     }
     let loaded = Keys {
         strips: std::array::from_fn(|i| s.keys.wrapping_add(i * STRIP_KEYS).cast::<u8>().cast_const()),
@@ -183,19 +183,24 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
         }
         let q = s.q.add(block.start * steps);
         if single {
-            tile.score_direct::<S, P>(block.len(), q, s.keys, s.scores);
+            tile.score_direct::<S, C>(block.len(), q, s.keys, s.scores);
         } else {
-            score_rows::<S, P, F32>(block.len(), q, &loaded, &tile.lanes(), s.scores);
+            C::score_loaded::<S>(block.len(), q, &loaded, &tile.lanes(), s.scores);
         }
         for (r, row) in block.clone().enumerate() {
             let lanes = visible(row / queries_per_kv);
-            if lanes.is_empty() && P::PACKED == 2 {
+            if lanes.is_empty() && C::Product::PACKED == 2 {
                 std::ptr::write_bytes(s.scores.add(r * TILE_KEYS), 0, TILE_KEYS);
                 s.factors.add(r).write(1.0);
             } else if !lanes.is_empty() {
                 let softmax = Softmax { max: s.max.add(row), sum: s.sum.add(row * 16) };
-                let factor =
-                    online_softmax_update::<S, P>(&problem.params, s.scores.add(r * TILE_KEYS), &softmax, tile.scales(), &lanes);
+                let factor = online_softmax_update::<S, C::Product>(
+                    &problem.params,
+                    s.scores.add(r * TILE_KEYS),
+                    &softmax,
+                    tile.scales(),
+                    &lanes,
+                );
                 s.factors.add(r).write(factor);
             }
         }
@@ -204,7 +209,7 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
         // Of the tokens those together that see the same lanes: all, or each alone. Lanes that a row does not see weigh 0 in
         // pairs, which changes no sum of finite values, so there all are together.
         let all = visible(tokens.start).start..visible(tokens.end - 1).end;
-        let together = P::PACKED == 2 || visible(tokens.start) == visible(tokens.end - 1);
+        let together = C::Product::PACKED == 2 || visible(tokens.start) == visible(tokens.end - 1);
         for token in tokens.clone().step_by(if together { tokens.len() } else { 1 }) {
             let (lanes, end) = if together { (all.clone(), tokens.end) } else { (visible(token), token + 1) };
             if lanes.is_empty() {
@@ -213,9 +218,9 @@ unsafe fn attend_tile<S: Simd, P: Product>(problem: &Problem<'_>, item: &Item, s
             let rows = (token * queries_per_kv).max(block.start)..(end * queries_per_kv).min(block.end);
             let part = state.part(rows.start - block.start..rows.end - block.start);
             if direct {
-                tile.accumulate_direct::<S, P>(&part, &lanes);
+                tile.accumulate_direct::<S, C>(&part, &lanes);
             } else {
-                accumulate_values::<S, _>(&part, &Loaded::<P> { values: s.values, padded, product: PhantomData }, &lanes);
+                C::accumulate_loaded::<S>(&part, &Loaded { values: s.values, padded, product: PhantomData }, &lanes);
             }
         }
     }

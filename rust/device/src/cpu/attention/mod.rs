@@ -51,6 +51,7 @@ mod amx;
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "no_amx.rs"]
 mod amx;
+mod cached;
 mod element;
 mod kernel;
 mod merge;
@@ -76,9 +77,9 @@ use crate::{
 use super::simd::Avx512;
 use super::{Isa, ThreadPool, isa::reads_ahead_to_l2, simd::isa_entry};
 use amx::{ByTiles, attend_by_tiles, buffer_len, is_for_tiles};
-use kernel::attend_single;
-#[cfg(target_arch = "x86_64")]
-use kernel::{Vectors, attend};
+use cached::Cached;
+use element::{BF16, BF16Pair, F8E4M3, F16, F32, Int8};
+use kernel::attend_by_vectors;
 use merge::merge_rows;
 use plan::Plan;
 #[cfg(target_arch = "x86_64")]
@@ -131,6 +132,11 @@ impl Problem<'_> {
 
     fn first_key(&self, position: usize) -> usize {
         self.params.first_key(position)
+    }
+
+    /// Whether two dimensions of a BF16 key lie together.
+    fn keys_in_pairs(&self) -> bool {
+        self.layout.key_unit_bytes == size_of::<[u16; 2]>()
     }
 
     fn end_key(&self, query: (usize, usize), seq_len: usize) -> usize {
@@ -241,7 +247,7 @@ pub(crate) fn attention(args: AttentionArgs<'_>, step: &StepMetadata, isa: Isa, 
                 match by_tiles.filter(|_| is_for_tiles(item, problem.queries_per_kv())) {
                     Some(by) => attend_by_tiles(&problem, item, by, floats, floats.add(buffers)),
                     None if problem.pairs => attend_pairs(&problem, item, floats),
-                    None => attend_isa(isa, &problem, item, floats),
+                    None => attend_stored(isa, &problem, item, floats),
                 }
             }
         }
@@ -307,12 +313,12 @@ fn has_whole_spans(step: &StepMetadata, num_tokens: usize) -> bool {
     ends.is_empty() || ends.len() >= num_tokens && step.query_start_loc.windows(2).zip(&step.seq_lens).all(is_whole)
 }
 
-/// [`attend`] over pairs; the machine must have AVX-512 BF16.
+/// [`kernel::attend`] over pairs; the machine must have AVX-512 BF16.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 unsafe fn attend_pairs(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) {
     // SAFETY: the features are enabled; the rest is the caller's promise.
-    unsafe { attend::<Avx512<true>, _>(problem, item, scratch, &mut Vectors::<Avx512<true>, Pairs>::new()) }
+    unsafe { attend_by_vectors::<Avx512<true>, Pairs>(problem, item, scratch) }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -320,5 +326,19 @@ unsafe fn attend_pairs(_: &Problem<'_>, _: &plan::Item, _: *mut f32) {
     unreachable!("no other processor multiplies pairs");
 }
 
-isa_entry! { fn attend_isa => attend_single(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) }
+/// [`kernel::attend`] over f32 products; the machine must have `isa`.
+unsafe fn attend_stored(isa: Isa, problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) {
+    let attend = match problem.spec.dtype {
+        KvDType::F32 => attend_isa::<F32>,
+        KvDType::F16 => attend_isa::<F16>,
+        KvDType::BF16 if problem.keys_in_pairs() => attend_isa::<BF16Pair>,
+        KvDType::BF16 => attend_isa::<BF16>,
+        KvDType::F8E4M3 => attend_isa::<F8E4M3>,
+        KvDType::Int8 => attend_isa::<Int8>,
+    };
+    // SAFETY: the caller's promise, and the type is the cache's.
+    unsafe { attend(isa, problem, item, scratch) }
+}
+
+isa_entry! { fn attend_isa<C: Cached> => attend_by_vectors(problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) }
 isa_entry! { fn merge_rows_isa => merge_rows(problem: &Problem<'_>, merge: &plan::Merge) }

@@ -79,16 +79,16 @@ pub(super) unsafe fn score_rows<S: Simd, P: Product, U: KeyUnit>(
 ) {
     match rows {
         // Registers hold the sums of a whole tile for two rows of 8 lanes, and always for 16 lanes.
-        1 if S::LANES == 8 => score_block::<S, P, U, 1, 4>(q, keys, lanes, scores),
-        2 if S::LANES == 8 => score_block::<S, P, U, 2, 4>(q, keys, lanes, scores),
+        1 if const { S::LANES == 8 } => score_block::<S, P, U, 1, 4>(q, keys, lanes, scores),
+        2 if const { S::LANES == 8 } => score_block::<S, P, U, 2, 4>(q, keys, lanes, scores),
         1 => score_block::<S, P, U, 1, 2>(q, keys, lanes, scores),
         2 => score_block::<S, P, U, 2, 2>(q, keys, lanes, scores),
-        3 if S::ROWS >= 3 => score_block::<S, P, U, 3, 2>(q, keys, lanes, scores),
-        4 if S::ROWS >= 4 => score_block::<S, P, U, 4, 2>(q, keys, lanes, scores),
-        5 if S::ROWS >= 5 => score_block::<S, P, U, 5, 2>(q, keys, lanes, scores),
-        6 if S::ROWS >= 6 => score_block::<S, P, U, 6, 2>(q, keys, lanes, scores),
-        7 if S::ROWS >= 7 => score_block::<S, P, U, 7, 2>(q, keys, lanes, scores),
-        8 if S::ROWS >= 8 => score_block::<S, P, U, 8, 2>(q, keys, lanes, scores),
+        3 if const { S::ROWS >= 3 } => score_block::<S, P, U, 3, 2>(q, keys, lanes, scores),
+        4 if const { S::ROWS >= 4 } => score_block::<S, P, U, 4, 2>(q, keys, lanes, scores),
+        5 if const { S::ROWS >= 5 } => score_block::<S, P, U, 5, 2>(q, keys, lanes, scores),
+        6 if const { S::ROWS >= 6 } => score_block::<S, P, U, 6, 2>(q, keys, lanes, scores),
+        7 if const { S::ROWS >= 7 } => score_block::<S, P, U, 7, 2>(q, keys, lanes, scores),
+        8 if const { S::ROWS >= 8 } => score_block::<S, P, U, 8, 2>(q, keys, lanes, scores),
         _ => unreachable!("{rows} rows in a block of up to {}", S::ROWS),
     }
 }

@@ -14,6 +14,7 @@ use super::{
     Problem, STRIP_KEYS, STRIPS, TILE_KEYS,
     accumulate::{RowBlock, Values, accumulate_values},
     ahead::{Ahead, Lines},
+    cached::Cached,
     element::{BF16, BF16Pair, Element, F8E4M3, F16, F32, Int8},
     plan::{Item, padded_dim},
     product::{Pairs, Product, Single},
@@ -29,7 +30,7 @@ macro_rules! with_key_unit {
             other if $product::PACKED == 2 => not_in_pairs(other),
             KvDType::F32 => with_key_unit!(F32, $unit, $body),
             KvDType::F16 => with_key_unit!(F16, $unit, $body),
-            KvDType::BF16 if $tiles.in_pairs() => with_key_unit!(BF16Pair, $unit, $body),
+            KvDType::BF16 if $tiles.problem.keys_in_pairs() => with_key_unit!(BF16Pair, $unit, $body),
             KvDType::BF16 => with_key_unit!(BF16, $unit, $body),
             KvDType::F8E4M3 => with_key_unit!(F8E4M3, $unit, $body),
             KvDType::Int8 => with_key_unit!(Int8, $unit, $body),
@@ -238,9 +239,8 @@ impl<'a> Tiles<'a> {
 
     /// [`score_rows`] over the keys where they lie.
     #[inline(always)]
-    pub(super) unsafe fn score_direct<S: Simd, P: Product>(&self, rows: usize, q: *const f32, copy: *mut f32, scores: *mut f32) {
-        let stored = self.keys::<S>(copy);
-        with_key_unit!(self, P, U => score_rows::<S, P, U>(rows, q, &stored, &self.lanes, scores));
+    pub(super) unsafe fn score_direct<S: Simd, C: Cached>(&self, rows: usize, q: *const f32, copy: *mut f32, scores: *mut f32) {
+        score_rows::<S, C::Product, C::Unit>(rows, q, &self.keys::<S>(copy), &self.lanes, scores);
     }
 
     /// Writes the keys that [`Self::load_keys`] wrote as values, `[lanes, padded]`.
@@ -256,11 +256,6 @@ impl<'a> Tiles<'a> {
                 }
             }
         }
-    }
-
-    /// Whether two dimensions of a BF16 key lie together.
-    fn in_pairs(&self) -> bool {
-        self.problem.layout.key_unit_bytes == 2 * BF16::BYTES
     }
 
     /// Writes the values, `[steps, padded]`, without their scales. Lanes that are not read hold anything.
@@ -307,16 +302,8 @@ impl<'a> Tiles<'a> {
 
     /// [`accumulate_values`] over the values where they lie; `head_dim` is a multiple of 16.
     #[inline(always)]
-    pub(super) unsafe fn accumulate_direct<S: Simd, P: Product>(&self, block: &RowBlock, lanes: &Range<usize>) {
-        match self.problem.spec.dtype {
-            KvDType::BF16 if P::PACKED == 2 => accumulate_values::<S, _>(block, &StoredPairs::new(self), lanes),
-            other if P::PACKED == 2 => not_in_pairs(other),
-            KvDType::F32 => accumulate_values::<S, _>(block, &Stored::<F32>::new(self), lanes),
-            KvDType::F16 => accumulate_values::<S, _>(block, &Stored::<F16>::new(self), lanes),
-            KvDType::BF16 => accumulate_values::<S, _>(block, &Stored::<BF16>::new(self), lanes),
-            KvDType::F8E4M3 => accumulate_values::<S, _>(block, &Stored::<F8E4M3>::new(self), lanes),
-            KvDType::Int8 => accumulate_values::<S, _>(block, &Stored::<Int8>::new(self), lanes),
-        }
+    pub(super) unsafe fn accumulate_direct<S: Simd, C: Cached>(&self, block: &RowBlock, lanes: &Range<usize>) {
+        accumulate_values::<S, _>(block, &C::values(self), lanes);
     }
 }
 
@@ -327,7 +314,7 @@ fn not_in_pairs(dtype: KvDType) -> ! {
 }
 
 /// Values where they lie.
-struct Stored<E> {
+pub(super) struct Stored<E> {
     strips: [*const u8; STRIPS],
     vector_bytes: usize,
     ahead: Ahead,
@@ -336,7 +323,7 @@ struct Stored<E> {
 
 impl<E: Element> Stored<E> {
     #[inline(always)]
-    fn new(tiles: &Tiles<'_>) -> Self {
+    pub(super) fn new(tiles: &Tiles<'_>) -> Self {
         let Problem { values, layout, .. } = *tiles.problem;
         let vector_bytes = layout.vector_bytes;
         Self { strips: tiles.strips(values, vector_bytes), vector_bytes, ahead: tiles.ahead_of_values(), element: PhantomData }
@@ -366,7 +353,7 @@ impl<E: Element> Values for Stored<E> {
 }
 
 /// Values of two keys side by side.
-struct StoredPairs {
+pub(super) struct StoredPairs {
     values: Stored<BF16>,
     /// Those that the item sees. Beside one of them another counts as the same, for it may be anything, and not a number.
     lanes: Range<usize>,
@@ -374,7 +361,7 @@ struct StoredPairs {
 
 impl StoredPairs {
     #[inline(always)]
-    fn new(tiles: &Tiles<'_>) -> Self {
+    pub(super) fn new(tiles: &Tiles<'_>) -> Self {
         Self { values: Stored::new(tiles), lanes: tiles.lanes() }
     }
 }

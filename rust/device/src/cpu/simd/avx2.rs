@@ -4,11 +4,13 @@
 use std::arch::x86_64::*;
 
 use super::{F16_TO_F32, Simd};
+use crate::cpu::Isa;
 
 /// AVX2, FMA and F16C.
 pub(crate) struct Avx2;
 
 impl Simd for Avx2 {
+    const ISA: Isa = Isa::Avx2;
     const LANES: usize = 8;
     const ROWS: usize = 6;
     type V = __m256;

@@ -4,11 +4,13 @@
 use std::arch::x86_64::*;
 
 use super::{F16_TO_F32, Simd};
+use crate::cpu::Isa;
 
 /// AVX-512 F, BW, VL and DQ, and BF16 if so.
 pub(crate) struct Avx512<const BF16: bool = false>;
 
 impl<const BF16: bool> Simd for Avx512<BF16> {
+    const ISA: Isa = Isa::Avx512;
     const LANES: usize = 16;
     const ROWS: usize = 8;
     type V = __m512;

@@ -42,6 +42,8 @@ const F16_TO_F32: f32 = f32::from_bits((127 + 127 - 15) << 23);
 /// Methods may be called only where the machine has the ISA, inlined into a function with its target features; pointers must be
 /// good for `LANES` elements. Results with NaN inputs are NaN or unspecified, never undefined.
 pub(crate) trait Simd {
+    /// The ISA that kernels of this type alone need.
+    const ISA: crate::cpu::Isa;
     /// f32 values a vector.
     const LANES: usize;
     /// Rows that attention computes together at most: as many as the registers have room for.
@@ -180,34 +182,36 @@ pub(crate) unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
     S::sub(S::splat(1.0), S::div(S::splat(2.0), S::add(e, S::splat(1.0))))
 }
 
-/// Defines `unsafe fn $name(isa, args...)`, which runs the generic function in the ISA's target features.
+/// Defines `unsafe fn $name(isa, args...)`, which runs the generic function in the ISA's target features. Its own type parameter,
+/// if any, is the second of the generic function: what the two of them inline to should stay small, for a compiler takes time with
+/// the square of a function's size.
 ///
 /// The caller promises that the machine has the ISA and whatever the generic function needs.
 macro_rules! isa_entry {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident => $generic:ident($($arg:ident: $ty:ty),* $(,)?)) => {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident$(<$T:ident: $bound:path>)? => $generic:ident($($arg:ident: $ty:ty),* $(,)?)) => {
         $(#[$doc])*
-        $vis unsafe fn $name(isa: $crate::cpu::Isa, $($arg: $ty),*) {
+        $vis unsafe fn $name$(<$T: $bound>)?(isa: $crate::cpu::Isa, $($arg: $ty),*) {
             use $crate::cpu::{Isa, simd};
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn avx2($($arg: $ty),*) {
+            unsafe fn avx2$(<$T: $bound>)?($($arg: $ty),*) {
                 // SAFETY: the features are enabled; the rest is the caller's promise.
-                unsafe { $generic::<simd::Avx2>($($arg),*) }
+                unsafe { $generic::<simd::Avx2 $(, $T)?>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-            unsafe fn avx512($($arg: $ty),*) {
+            unsafe fn avx512$(<$T: $bound>)?($($arg: $ty),*) {
                 // SAFETY: as above.
-                unsafe { $generic::<simd::Avx512>($($arg),*) }
+                unsafe { $generic::<simd::Avx512 $(, $T)?>($($arg),*) }
             }
             // SAFETY: the caller promises that the machine has the ISA.
             unsafe {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Amx | Isa::Avx512 => avx512($($arg),*),
+                    Isa::Amx | Isa::Avx512 => avx512$(::<$T>)?($($arg),*),
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx2 => avx2($($arg),*),
-                    _ => $generic::<simd::Scalar>($($arg),*),
+                    Isa::Avx2 => avx2$(::<$T>)?($($arg),*),
+                    _ => $generic::<simd::Scalar $(, $T)?>($($arg),*),
                 }
             }
         }

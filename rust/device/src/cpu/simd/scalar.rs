@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use super::Simd;
+use crate::cpu::Isa;
 use crate::kv_codes::E4M3_VALUES;
 
 /// Portable code.
@@ -17,6 +18,7 @@ fn zip(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
 }
 
 impl Simd for Scalar {
+    const ISA: Isa = Isa::Scalar;
     const LANES: usize = LANES;
     const ROWS: usize = 2;
     type V = V;
