@@ -196,10 +196,10 @@ fn byte_level_bpe(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
     let bpe = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(pre.ignore_merges).build().map_err(malformed)?;
     let mut inner = tokenizers::Tokenizer::new(bpe);
     if pre.compose {
-        inner.with_normalizer(Some(NFC));
+        inner.with_normalizer(Some(NFC)).map_err(malformed)?;
     }
     inner.with_pre_tokenizer(Some(cut(pre.expressions)?));
-    inner.add_tokens(&added);
+    inner.add_tokens(added).map_err(malformed)?;
     around(vocabulary, inner, pieces, pre.add_bos)
 }
 
@@ -326,8 +326,8 @@ fn merged_sentencepiece(vocabulary: &Vocabulary, add_bos: bool) -> Result<Tokeni
     }
     let mut inner = tokenizers::Tokenizer::new(bpe.build().map_err(malformed)?);
     let spaces = Replace::new(" ", VISIBLE_SPACE).map_err(malformed)?;
-    inner.with_normalizer(Some(spaces));
-    inner.add_tokens(&added);
+    inner.with_normalizer(Some(spaces)).map_err(malformed)?;
+    inner.add_tokens(added).map_err(malformed)?;
     around(vocabulary, inner, pieces, add_bos)
 }
 
