@@ -109,7 +109,7 @@ test-all: test kernels test-long test-grammars test-clients test-ray test-images
 .PHONY: test-long
 test-long: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## tests that take half a minute or more each
 	cargo test --locked --package mistral-paged-engine -- --ignored --skip on_a_gpu
-	cargo test --locked --package mistral-paged-kernel-tests --test lora -- --ignored
+	cargo test --locked --package mistral-paged-kernel-tests --test kernels -- --ignored lora::
 	$(VENV)/bin/python -m pytest --long -m long
 
 .PHONY: test-images
@@ -127,7 +127,7 @@ AMX_MODEL := RUSTFLAGS='--cfg amx_model' CARGO_TARGET_DIR=target/amx
 .PHONY: test-amx
 test-amx: $(AMX)/package $(AMX)/model ## golden models, exactness and perplexities with plain code in the place of AMX, which a machine need not have: ten minutes
 	$(AMX)/bin/python -c 'from mistral_paged import _core; assert "amx" in _core.survey()["cpu_tiers"], "the model needs AVX-512 with BF16"'
-	$(AMX_MODEL) cargo test --release --locked --package mistral-paged-engine --test golden_models --test lora -- --skip cuda
+	$(AMX_MODEL) cargo test --release --locked --package mistral-paged-engine --test models --test serving -- golden_models:: lora:: --skip cuda
 	$(AMX)/bin/python -m pytest tests/test_exactness.py tests/test_adapters.py tests/test_cache_types.py
 	$(AMX)/bin/python -m pytest tests/test_real_models.py -k amx
 
@@ -143,7 +143,7 @@ SANITIZED := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER='compute-sanitizer --e
 .PHONY: test-gpu
 test-gpu: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools kernels ## tests of kernels and models on the machine's GPU, those of kernels under compute-sanitizer as well if it is there
 	$(GPU_TESTS) -- --test-threads 1
-	cargo test --release --locked --package mistral-paged-engine --test golden_models -- --ignored on_a_gpu
+	cargo test --release --locked --package mistral-paged-engine --test models -- --ignored on_a_gpu
 	$(VENV)/bin/python -m pytest tests/gpu
 	! command -v compute-sanitizer || $(SANITIZED) $(GPU_TESTS) -- --test-threads 1
 

@@ -1,20 +1,6 @@
 //! Thousands of corrupted model files: each loads or is an error, without a panic and without much memory.
 
 mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-#[path = "common/gemma4.rs"]
-mod gemma4;
-#[path = "common/gguf_writer.rs"]
-mod gguf_writer;
-#[path = "common/mmproj.rs"]
-mod mmproj;
-#[path = "common/mmproj_sounds.rs"]
-mod mmproj_sounds;
-#[path = "common/mmproj_tiles.rs"]
-mod mmproj_tiles;
-#[path = "common/sharded.rs"]
-mod sharded;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -22,7 +8,6 @@ use std::{
     sync::Arc,
 };
 
-use common::golden_dir;
 use device::{
     Backend, KvDType, Precision,
     cpu::{CpuBackend, Isa},
@@ -36,6 +21,8 @@ use engine::{
 use peak_alloc::PeakAlloc;
 use rand::{Rng, SeedableRng, seq::IndexedRandom};
 use rand_chacha::ChaCha8Rng;
+
+use crate::common::{drawn, golden_dir, mmproj, sharded};
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;

@@ -1,30 +1,30 @@
 //! The tests of kernels again, on the GPU of this machine: `make test-gpu`. `cargo test` leaves this program out.
 
-#[path = "attention.rs"]
+#[path = "kernels/attention.rs"]
 mod attention;
-#[path = "backend.rs"]
+#[path = "kernels/backend.rs"]
 mod backend;
-#[path = "cache.rs"]
+#[path = "kernels/cache.rs"]
 mod cache;
-#[path = "dense.rs"]
+#[path = "kernels/dense.rs"]
 mod dense;
-#[path = "experts.rs"]
+#[path = "kernels/experts.rs"]
 mod experts;
-#[path = "gemm_floats.rs"]
+#[path = "kernels/gemm_floats.rs"]
 mod gemm_floats;
-#[path = "latent.rs"]
+#[path = "kernels/latent.rs"]
 mod latent;
-#[path = "lora.rs"]
+#[path = "kernels/lora.rs"]
 mod lora;
-#[path = "packed.rs"]
+#[path = "kernels/packed.rs"]
 mod packed;
-#[path = "recurrent.rs"]
+#[path = "kernels/recurrent.rs"]
 mod recurrent;
-#[path = "sample.rs"]
+#[path = "kernels/sample.rs"]
 mod sample;
-#[path = "steps.rs"]
+#[path = "kernels/steps.rs"]
 mod steps;
-#[path = "weights.rs"]
+#[path = "kernels/weights.rs"]
 mod weights;
 
 /// Runs before `main`, so before any test.

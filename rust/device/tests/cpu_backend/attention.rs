@@ -1,13 +1,12 @@
 //! Paged attention against a dense oracle, in every ISA and cache type, and its independence of batch, chunks and threads.
 
-mod common;
-
-use common::{Case, Rng, dense, isas, run};
 use device::{
     AttentionParams, KvDType, Mask, Precision,
     cpu::{CpuBackend, Isa, ReferenceBackend},
 };
 use proptest::prelude::*;
+
+use crate::common::{Case, Rng, dense, isas, run};
 
 fn params(num_kv_heads: usize, queries_per_kv: usize, head_dim: usize) -> AttentionParams {
     AttentionParams::new([num_kv_heads * queries_per_kv, num_kv_heads, head_dim], Precision::Exact)

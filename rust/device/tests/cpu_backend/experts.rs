@@ -1,13 +1,12 @@
 //! Mixtures of experts: the fast backend against the plain one.
 
-mod common;
-
-use common::{Rng, isas, load, weight};
 use device::{
     Activation, Backend, Device, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, LatentSpace, Norm, NormKind,
     PartNorms, Precision, RouterScore, RoutingRule, SharedExpert, StepMetadata, Tensor, WeightView,
     cpu::{CpuBackend, ReferenceBackend},
 };
+
+use crate::common::{Rng, isas, load, weight};
 
 const HIDDEN: usize = 96;
 const WIDTH: usize = 64;

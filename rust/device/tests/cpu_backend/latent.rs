@@ -1,13 +1,12 @@
 //! Latent attention: the absorbed form against the one that makes keys and values of all heads, and its independence of chunks.
 
-mod common;
-
-use common::{Rng, isas, load, weight};
 use device::{
     AttentionParams, Backend, Device, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases,
     LatentQuery, Norm, NormKind, Precision, QueryScale, RopeStyle, RopeTable, StepMetadata, Tensor, WeightView,
     cpu::{CpuBackend, ReferenceBackend},
 };
+
+use crate::common::{Rng, isas, load, weight};
 
 const HIDDEN: usize = 64;
 const HEADS: usize = 3;

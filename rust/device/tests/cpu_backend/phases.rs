@@ -1,8 +1,5 @@
 //! Every phase of the fast backend against the plain one.
 
-mod common;
-
-use common::{Rng, isas};
 use device::{
     Activation, AttentionArgs, AttentionParams, Backend, CacheEngine, DType, Device, EmbedArgs, EmbeddingTable, GateUpArgs,
     HeadNorm, KvCacheSpec, KvDType, KvGroupMetadata, KvPlace, KvShape, KvSide, Linear, LinearOptions, Norm, NormKind, NormSpan,
@@ -10,6 +7,8 @@ use device::{
     cpu::{CpuBackend, ReferenceBackend},
     mmap::Bytes,
 };
+
+use crate::common::{Rng, isas};
 
 fn tensor(rng: &mut Rng, rows: usize, cols: usize) -> Tensor {
     let mut t = Tensor::new(rows, cols).unwrap();

@@ -1,13 +1,12 @@
 //! Recurrent layers: the fast backend against the plain one, and the same bits in any chunks, beside others and alone.
 
-mod common;
-
-use common::{Rng, isas, load, weight};
 use device::{
     Backend, Conv, Device, GatedDelta, Linear, Mamba, Mamba2, Norm, NormKind, Precision, Recurrent, RecurrentArgs,
     RecurrentPhases, ShortConv, StateCache, StepMetadata, Tensor,
     cpu::{CpuBackend, ReferenceBackend},
 };
+
+use crate::common::{Rng, isas, load, weight};
 
 const HIDDEN: usize = 48;
 const LAYERS: usize = 2;

@@ -2,8 +2,19 @@
 
 #![allow(dead_code, missing_docs)]
 
+pub mod cases;
+pub mod drawn;
+pub mod gemma4;
+pub mod gguf_writer;
 pub mod lora;
+pub mod media;
+pub mod mmproj;
+pub mod mmproj_sounds;
+pub mod mmproj_tiles;
+pub mod mtp;
+pub mod mtp_gguf;
 pub mod serving;
+pub mod sharded;
 
 use std::{path::PathBuf, sync::Arc};
 

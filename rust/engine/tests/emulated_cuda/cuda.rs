@@ -1,15 +1,7 @@
 //! Whole engines on a GPU whose kernels run on the CPU.
 
-#![allow(missing_docs)]
-
-mod common;
-
 use std::{sync::Arc, time::Duration};
 
-use common::{
-    gguf, hugging_face,
-    serving::{exact, greedy, pool_of, prompt, request, run, run_together, start, stats, tokens},
-};
 use device::{
     Backend, BackendMemory,
     cuda::{CudaBackend, CudaError, CudaOptions, Driver},
@@ -20,6 +12,11 @@ use engine::{
     Pooling, Prompt, RequestStream, SamplingParams,
 };
 use kernel_tests::{EmulatedDriver, Order};
+
+use crate::common::{
+    self, gguf, hugging_face,
+    serving::{exact, greedy, pool_of, prompt, request, run, run_together, start, stats, tokens},
+};
 
 const MIB: u64 = 1 << 20;
 

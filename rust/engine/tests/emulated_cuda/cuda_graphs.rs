@@ -1,18 +1,15 @@
 //! Steps that are replayed from a recording, on the kernels' real source compiled for the CPU.
 
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-
 use std::sync::Arc;
 
-use common::{Harness, gguf, hugging_face, load};
 use device::{
     KvDType, Precision,
     cuda::{CudaBackend, CudaOptions},
 };
 use engine::ModelSource;
 use kernel_tests::{EmulatedDriver, Order};
+
+use crate::common::{Harness, drawn, gguf, hugging_face, load};
 
 /// Logits of requests that begin with prompts of these lengths and decode in batches of all sizes; and how many steps are
 /// recorded.

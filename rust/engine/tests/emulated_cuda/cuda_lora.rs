@@ -1,22 +1,19 @@
 //! Adapters on a GPU whose kernels run on the CPU: against what PEFT and Transformers computed, and beside each other.
 
-#![allow(missing_docs)]
-
-mod common;
-
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use common::{
-    hugging_face,
-    lora::{PEFT, ask, bits, check_some, folder, golden, request, with_adapters},
-    serving::{exact, pool_of, prompt},
-};
 use device::{
     Backend,
     cuda::{CudaBackend, CudaOptions, Driver},
 };
 use engine::{AdapterOptions, Engine, EngineConfig, EngineError, LoadAdapter};
 use kernel_tests::{EmulatedDriver, Order};
+
+use crate::common::{
+    hugging_face,
+    lora::{PEFT, ask, bits, check_some, folder, golden, request, with_adapters},
+    serving::{exact, pool_of, prompt},
+};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,13 +1,7 @@
 //! Tokens that are drawn where the logits lie, on the kernels' real source compiled for the CPU: those that the host would draw.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{
-    hugging_face,
-    serving::{exact, greedy, pool_of, prompt, request, run_together, start, stats},
-};
 use device::{
     Backend, DType, Device, DeviceSampler, EmbedArgs, EmbeddingTable, Phases, RowSampling, Tensor, TokenSet, WeightView,
     cuda::CudaBackend, mmap::Bytes,
@@ -17,6 +11,11 @@ use engine::{
     SamplingParams, Speculation,
 };
 use kernel_tests::{EmulatedDriver, Order, random::Rng};
+
+use crate::common::{
+    hugging_face,
+    serving::{exact, greedy, pool_of, prompt, request, run_together, start, stats},
+};
 
 const VOCAB_SIZE: usize = 700;
 

@@ -1,9 +1,5 @@
 //! Configurations in every layout, and what is said of those that make no sense.
 
-mod common;
-#[path = "common/gguf_writer.rs"]
-mod gguf_writer;
-
 use std::{collections::BTreeSet, path::Path};
 
 use device::Activation;
@@ -18,10 +14,14 @@ use engine::{
     },
     weights::SafetensorsFiles,
 };
-use gguf_writer::{Gguf, STRING, U32, string};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::common::{
+    self,
+    gguf_writer::{Gguf, STRING, U32, string},
+};
 
 fn golden_config(name: &str) -> Value {
     let path = common::golden_dir().join("text").join(name).join("config.json");

@@ -1,16 +1,13 @@
 //! Weights and tokenizers in older containers: what is read, and what is refused by name. `golden_models.rs` compares what models
 //! compute.
 
-#![allow(missing_docs)]
-
-mod common;
-
 use std::{fs, path::Path};
 
-use common::golden_dir;
 use engine::{Engine, EngineConfig, EngineError, ModelDType, ModelSource, Tokenizer};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::common::golden_dir;
 
 fn exact() -> EngineConfig {
     EngineConfig { dtype: ModelDType::F32, ..EngineConfig::default() }

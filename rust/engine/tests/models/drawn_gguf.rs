@@ -1,25 +1,21 @@
 //! Models with drawn weights as llama.cpp's converter writes them (names of tensors as in gguf-py), against the goldens of their
 //! Hugging Face layouts.
 
-#[path = "common/cases.rs"]
-mod cases;
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-#[path = "common/gguf_writer.rs"]
-mod gguf_writer;
-
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use cases::{EXACT, cases_of, check_cases};
-use common::{golden_dir, load};
 use device::{
     KvDType, Precision,
     cpu::{CpuBackend, Isa},
 };
 use engine::ModelSource;
-use gguf_writer::{Gguf, STRING, U32, string};
 use serde_json::Value;
+
+use crate::common::{
+    cases::{EXACT, cases_of, check_cases},
+    drawn,
+    gguf_writer::{Gguf, STRING, U32, string},
+    golden_dir, load,
+};
 
 const F32: u32 = 6;
 const BOOL: u32 = 7;

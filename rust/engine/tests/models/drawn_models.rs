@@ -1,15 +1,7 @@
 //! Tiny models of further families, whose weights are drawn from their names, against Transformers (tests/data/golden/drawn).
 
-#[path = "common/cases.rs"]
-mod cases;
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-
 use std::sync::{Arc, Mutex};
 
-use cases::{BF16, Case, EXACT, cases_of, check_cases};
-use common::{Harness, MAX_TOKENS, golden_dir, load};
 use device::{
     KvDType, Precision,
     cpu::{CpuBackend, Isa, ReferenceBackend},
@@ -17,6 +9,12 @@ use device::{
 };
 use engine::{Engine, EngineConfig, MemoryGpuConfig, model::config::FfnConfig, model_runner::ModelRunner};
 use kernel_tests::{EmulatedDriver, Order};
+
+use crate::common::{
+    Harness, MAX_TOKENS,
+    cases::{BF16, Case, EXACT, cases_of, check_cases},
+    drawn, golden_dir, load,
+};
 
 /// Some that are dense, and some with experts.
 const CHUNKED: [&str; 15] = [

@@ -1,10 +1,7 @@
 //! A dense model written as a mixture of equal experts: whatever a router chooses, the answers must be those of the dense one.
 
-mod common;
-
 use std::{collections::HashMap, path::Path, sync::Arc};
 
-use common::{Harness, hugging_face, load};
 use device::{
     KvDType, Precision,
     cpu::{CpuBackend, Isa},
@@ -13,6 +10,8 @@ use engine::ModelSource;
 use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::common::{self, Harness, hugging_face, load};
 
 const NUM_EXPERTS: usize = 3;
 

@@ -1,9 +1,5 @@
 //! What keys of further families mean where they are absent, and what is refused of them.
 
-mod common;
-#[path = "common/gguf_writer.rs"]
-mod gguf_writer;
-
 use engine::{
     ModelSource,
     model::{
@@ -11,8 +7,12 @@ use engine::{
         config::{FfnConfig, LayerConfig, MambaNorms, RecurrentConfig},
     },
 };
-use gguf_writer::{Gguf, STRING, string};
 use serde_json::{Value, json};
+
+use crate::common::{
+    self,
+    gguf_writer::{Gguf, STRING, string},
+};
 
 /// The decoder of a drawn golden with some fields of its config.json replaced. Those that become `"absent"` are left out.
 fn changed(name: &str, changes: &Value) -> Result<DecoderConfig, String> {

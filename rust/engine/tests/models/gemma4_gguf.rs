@@ -1,30 +1,23 @@
 //! GGUF files of Gemma 4 and Gemma 3n, as llama.cpp's converter names what is in them, against the goldens of the same weights.
 
-#![allow(missing_docs)]
-
-#[path = "common/cases.rs"]
-mod cases;
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-#[path = "common/gemma4.rs"]
-mod gemma4;
-#[path = "common/gguf_writer.rs"]
-mod gguf_writer;
-
 use std::{path::Path, sync::Arc};
 
-use cases::{EXACT, cases_of, check_cases};
-use common::{MAX_TOKENS, golden_dir, load};
 use device::{
     KvDType, Precision,
     cpu::{CpuBackend, Isa},
 };
 use engine::ModelSource;
-use gemma4::{gguf_name, metadata};
-use gguf_writer::{Gguf, STRING, U32, string};
 use safetensors::SafeTensors;
 use serde_json::Value;
+
+use crate::common::{
+    MAX_TOKENS,
+    cases::{EXACT, cases_of, check_cases},
+    drawn,
+    gemma4::{gguf_name, metadata},
+    gguf_writer::{Gguf, STRING, U32, string},
+    golden_dir, load,
+};
 
 const F32: u32 = 6;
 const I32: u32 = 5;

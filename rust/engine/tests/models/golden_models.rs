@@ -1,28 +1,27 @@
 //! Tiny models against the outputs of transformers (tests/data/golden).
 
-#[path = "common/cases.rs"]
-mod cases;
-mod common;
-#[path = "common/gguf_writer.rs"]
-mod gguf_writer;
-
 use std::{
     path::Path,
     sync::{Arc, Mutex},
     thread,
 };
 
-use cases::{BF16, Case, EXACT, Tolerance, cases_of, check_cases};
-use common::{Harness, gguf, golden_dir, hugging_face, load, log_softmax};
 use device::{
     Backend, KvDType, Precision,
     cpu::{CpuBackend, Isa, ReferenceBackend},
     cuda::{CudaBackend, Driver, LibraryPaths, NvidiaDriver},
 };
 use engine::{ModelSource, model_runner::ModelRunner};
-use gguf_writer::{Gguf, STRING, U32, string};
 use kernel_tests::{EmulatedDriver, Order};
 use safetensors::{Dtype, SafeTensors};
+
+use crate::common::{
+    self, Harness,
+    cases::{BF16, Case, EXACT, Tolerance, cases_of, check_cases},
+    gguf,
+    gguf_writer::{Gguf, STRING, U32, string},
+    golden_dir, hugging_face, load, log_softmax,
+};
 
 const HF: [&str; 9] = ["llama", "llama3-rope", "mistral", "mistral-window", "phi3", "phi3-longrope", "qwen2", "qwen3", "gemma3"];
 const GGUF: [&str; 5] = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"];

@@ -1,16 +1,7 @@
 //! Tiny models that hear against the outputs of transformers (tests/data/golden/hearing), through the whole engine.
 
-#![allow(missing_docs)]
-
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-#[path = "common/media.rs"]
-mod media;
-
 use std::{path::PathBuf, sync::Arc};
 
-use common::{log_softmax, serving::greedy};
 use device::{
     Backend,
     cuda::{CudaBackend, CudaOptions, Driver},
@@ -22,9 +13,14 @@ use engine::{
     images::{self, RgbImage},
 };
 use kernel_tests::{EmulatedDriver, Order};
-use media::{bits, config, edited, run};
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+use crate::common::{
+    self, drawn, log_softmax,
+    media::{bits, config, edited, run},
+    serving::greedy,
+};
 
 const MODELS: [&str; 6] = ["voxtral", "gemma3n", "gemma4", "qwen2_audio", "audioflamingo3", "glmasr"];
 /// Those that see as well.

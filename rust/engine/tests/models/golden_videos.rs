@@ -1,26 +1,22 @@
 //! Tiny models that take videos against the outputs of transformers (tests/data/golden/videos), through the whole engine.
 
-#![allow(missing_docs)]
-
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-#[path = "common/media.rs"]
-mod media;
-
 use std::sync::Arc;
 
-use common::{golden_dir, log_softmax, serving::greedy};
 use engine::{
     Engine, EngineConfig, GenerationRequest, Media, MediaKind, MediaOptions, Message, MessageContent, ModelDType, ModelSource,
     Prompt, SamplingParams,
     images::{self, RgbImage},
     video::{Limits, Video},
 };
-use media::{bits, config, edited, run};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::common::{
+    self, drawn, golden_dir, log_softmax,
+    media::{bits, config, edited, run},
+    serving::greedy,
+};
 
 const MODELS: [&str; 4] = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5_vision"];
 /// Of these, the one with recurrent layers.

@@ -1,16 +1,7 @@
 //! Tiny models that see against the outputs of transformers (tests/data/golden/vision), through the whole engine.
 
-#![allow(missing_docs)]
-
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-#[path = "common/media.rs"]
-mod media;
-
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
-use common::{golden_dir, log_softmax, serving::greedy};
 use device::{
     Backend,
     cuda::{CudaBackend, CudaOptions, Driver},
@@ -20,8 +11,13 @@ use engine::{
     images::{Limits, RgbImage, decode},
 };
 use kernel_tests::{EmulatedDriver, Order};
-use media::{bits, config, edited, run};
 use serde::Deserialize;
+
+use crate::common::{
+    self, drawn, golden_dir, log_softmax,
+    media::{bits, config, edited, run},
+    serving::greedy,
+};
 
 const MODELS: [&str; 21] = [
     "llava",

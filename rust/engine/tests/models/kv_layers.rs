@@ -2,13 +2,7 @@
 //! made-up model on every backend, in chunks, after prefix hits and after a preemption, against a plain forward pass without a
 //! cache.
 
-#![allow(missing_docs)]
-
-mod common;
-
 use std::{path::Path, sync::Arc};
-
-use common::{Harness, golden_dir, load_files};
 
 use device::{
     AttentionArgs, AttentionParams, Backend, CacheEngine, DType, EmbedArgs, EmbeddingTable, KvCacheSpec, KvDType,
@@ -25,6 +19,8 @@ use paged::{
     RequestBlocks, Retention, calculate_cache_config,
 };
 use safetensors::{SafeTensors, tensor::TensorView};
+
+use crate::common::{Harness, golden_dir, load_files};
 
 const HIDDEN: usize = 32;
 const VOCAB: usize = 40;

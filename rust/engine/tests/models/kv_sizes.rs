@@ -1,7 +1,5 @@
 //! The two crates that know how large a block is agree: what the pool is sized by is what the storage takes.
 
-#![allow(missing_docs)]
-
 use device::KvCacheSpec;
 use paged::KvShape;
 

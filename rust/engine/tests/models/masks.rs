@@ -1,10 +1,12 @@
 //! Tokens that may not come never do, and the others as if there were nothing else.
 
-mod common;
-
-use common::serving::{exact, greedy, pool_of, prompt, request, run, start};
 use engine::{
     Completion, CpuOptions, DryParams, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, Prompt, SamplingParams,
+};
+
+use crate::common::{
+    self,
+    serving::{exact, greedy, pool_of, prompt, request, run, start},
 };
 
 const VOCAB_SIZE: u32 = 512;

@@ -1,7 +1,5 @@
 //! The ledger of bytes that is made before a model is loaded.
 
-#![allow(missing_docs)]
-
 use std::path::PathBuf;
 
 use engine::{Engine, EngineConfig, EngineError, MemoryGpuConfig, MemoryPlan, ModelDType, ModelSource, PagedAttentionConfig};

@@ -1,28 +1,21 @@
 //! Models that see from two GGUF files, one of them an image encoder (`mmproj`), against the same models as folders.
 
-#![allow(missing_docs)]
-
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-#[path = "common/gemma4.rs"]
-mod gemma4;
-#[path = "common/gguf_writer.rs"]
-mod gguf_writer;
-#[path = "common/mmproj.rs"]
-mod mmproj;
-
 use std::{path::PathBuf, sync::Arc};
 
-use common::{log_softmax, serving::greedy};
 use engine::{
     Completion, Engine, EngineConfig, GenerationRequest, MediaOptions, Message, MessageContent, ModelDType, ModelSource,
     SamplingParams,
     images::{Limits, RgbImage, decode},
 };
-use gguf_writer::{Gguf, STRING, U32, string, with_size, without};
-use mmproj::Checkpoint;
 use serde_json::Value;
+
+use crate::common::{
+    drawn,
+    gguf_writer::{Gguf, STRING, U32, string, with_size, without},
+    log_softmax,
+    mmproj::Checkpoint,
+    serving::greedy,
+};
 
 const MODELS: [&str; 9] =
     ["llava", "llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3_vision", "mistral3"];

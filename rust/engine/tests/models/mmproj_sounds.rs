@@ -1,35 +1,24 @@
 //! Models that hear from two GGUF files, one of them an encoder's (`mmproj`), against the same models as folders.
 
-#![allow(missing_docs)]
-
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-#[path = "common/gemma4.rs"]
-mod gemma4;
-#[path = "common/gguf_writer.rs"]
-mod gguf_writer;
-#[path = "common/media.rs"]
-mod media;
-#[path = "common/mmproj.rs"]
-mod mmproj;
-#[path = "common/mmproj_sounds.rs"]
-mod mmproj_sounds;
-
 use std::{path::Path, sync::Arc};
 
-use common::serving::greedy;
 use engine::{
     Engine, EngineConfig, GenerationRequest, Media, MediaKind, MediaOptions, Message, MessageContent, ModelSource,
     SamplingParams,
     audio::Sound,
     images::{self, RgbImage},
 };
-use gguf_writer::{Gguf, STRING, U32, string, with_size, without};
-use mmproj::Checkpoint;
-use mmproj_sounds::without_keys;
 use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::common::{
+    self, drawn,
+    gguf_writer::{Gguf, STRING, U32, string, with_size, without},
+    media,
+    mmproj::Checkpoint,
+    mmproj_sounds::without_keys,
+    serving::greedy,
+};
 
 /// Those whose weights a file has as they are.
 const WHISPERS: [&str; 3] = ["voxtral", "qwen2_audio", "audioflamingo3"];

@@ -1,32 +1,21 @@
 //! Models that see tiles, and GLM-4.1V, from two GGUF files, one of them an encoder's (`mmproj`), against the same as folders.
 
-#![allow(missing_docs)]
-
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-#[path = "common/gemma4.rs"]
-mod gemma4;
-#[path = "common/gguf_writer.rs"]
-mod gguf_writer;
-#[path = "common/media.rs"]
-mod media;
-#[path = "common/mmproj.rs"]
-mod mmproj;
-#[path = "common/mmproj_tiles.rs"]
-mod mmproj_tiles;
-
 use std::{path::Path, sync::Arc};
 
-use common::serving::greedy;
 use engine::{
     Completion, Engine, EngineConfig, GenerationRequest, MediaOptions, Message, MessageContent, ModelSource, SamplingParams,
     images::{Limits, RgbImage, decode},
 };
-use gguf_writer::{Gguf, U32, string, with_size, without};
-use mmproj::Checkpoint;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::common::{
+    drawn,
+    gguf_writer::{Gguf, U32, string, with_size, without},
+    media,
+    mmproj::Checkpoint,
+    serving::greedy,
+};
 
 const MODELS: [&str; 4] = ["internvl", "lfm2_vl", "llama4_vision", "glm4v"];
 /// The converter gives its rows of q and k another order, in which sums of products have another one as well.

@@ -1,21 +1,16 @@
 //! A tiny Phi-3-vision, whose weights are drawn from their names, against Transformers' CLIP and Phi-3 with the rules of the code
 //! beside the hub's weights between them.
 
-#![allow(missing_docs)]
-
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-
 use std::{path::Path, sync::Arc};
 
-use common::{golden_dir, log_softmax, serving::greedy};
 use engine::{
     Engine, EngineConfig, GenerationRequest, MediaOptions, Message, MessageContent, ModelDType, ModelSource, SamplingParams,
     images::RgbImage,
 };
 use serde::Deserialize;
 use serde_json::json;
+
+use crate::common::{drawn, golden_dir, log_softmax, serving::greedy};
 
 #[derive(Deserialize)]
 struct Golden {

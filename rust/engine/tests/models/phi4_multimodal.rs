@@ -1,15 +1,8 @@
 //! A tiny Phi-4-multimodal, whose weights are drawn from their names, against Transformers with PEFT: as Transformers saves it,
 //! and as its first files are.
 
-#![allow(missing_docs)]
-
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use common::{golden_dir, log_softmax, serving::greedy};
 use device::{
     Backend,
     cuda::{CudaBackend, CudaOptions, Driver},
@@ -22,6 +15,8 @@ use kernel_tests::{EmulatedDriver, Order};
 use safetensors::{SafeTensors, tensor::serialize};
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+use crate::common::{drawn, golden_dir, log_softmax, serving::greedy};
 
 #[derive(Deserialize)]
 struct Golden {

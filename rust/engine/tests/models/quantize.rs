@@ -1,19 +1,11 @@
 //! GGUF files of quantized weights: they compute what in-situ quantization of their source computes.
 
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-
 use std::{
     fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use common::{
-    Harness, argmax, gguf, golden_dir, hugging_face, load_files,
-    serving::{exact, request, run},
-};
 use device::{DType, KvDType, Precision, WeightView, cpu::ReferenceBackend, quant::dequantize_row};
 use engine::{
     Engine, EngineConfig, EngineError, Importance, Isq, ModelSource, QuantizeOptions, QuantizedFile, Tokenizer,
@@ -23,6 +15,11 @@ use engine::{
     weights::{GgufFiles, MetadataValue},
 };
 use serde_json::{Value, json};
+
+use crate::common::{
+    Harness, argmax, drawn, gguf, golden_dir, hugging_face, load_files,
+    serving::{exact, request, run},
+};
 
 const FOLDERS: [&str; 47] = [
     "llama",

@@ -1,15 +1,7 @@
 //! Families that differ from others in names, keys and the order of rows alone: the goldens of those others, written as theirs.
 
-#[path = "common/cases.rs"]
-mod cases;
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use cases::{EXACT, cases_of, check_cases};
-use common::{golden_dir, load};
 use device::{
     KvDType, Precision,
     cpu::{CpuBackend, Isa},
@@ -21,6 +13,11 @@ use safetensors::{
     tensor::{Dtype, TensorView, serialize},
 };
 use serde_json::{Value, json};
+
+use crate::common::{
+    cases::{EXACT, cases_of, check_cases},
+    drawn, golden_dir, load,
+};
 
 /// Shapes and values.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;

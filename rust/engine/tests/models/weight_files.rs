@@ -1,20 +1,19 @@
 //! What readers of weights accept and what they say of the rest.
 
-#[path = "common/gguf_writer.rs"]
-mod gguf_writer;
-#[path = "common/sharded.rs"]
-mod sharded;
-
 use std::path::{Path, PathBuf};
 
 use device::WeightView;
 use engine::weights::{
     ExpertIndex, GgufFiles, Matrix, MetadataValue, ModelPlace, Role, SafetensorsFiles, WeightId, WeightSource, hub::HubFormat,
 };
-use gguf_writer::{ARRAY, Gguf, STRING, U32, string};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::common::{
+    gguf_writer::{ARRAY, Gguf, STRING, U32, string},
+    sharded,
+};
 
 fn assert_error<T>(result: Result<T, String>, words: &[&str]) {
     let error = result.err().expect("an error");

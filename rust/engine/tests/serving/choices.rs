@@ -1,15 +1,12 @@
 //! Several answers to one prompt: shared blocks, independent tokens.
 
-#![allow(missing_docs)]
-
-mod common;
-
 use std::time::Duration;
 
-use common::serving::{exact, greedy, pool_of, prompt, request, start, stats};
 use engine::{
     Completion, CompletionChoice, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, Prompt, SamplingParams,
 };
+
+use crate::common::serving::{exact, greedy, pool_of, prompt, request, start, stats};
 
 #[test]
 fn choices_are_independent_and_the_best_come_first() {

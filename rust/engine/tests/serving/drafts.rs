@@ -1,28 +1,19 @@
 //! Answers are the same with drafts, right and wrong, and come in fewer steps with right ones.
 
-#![allow(missing_docs)]
-
-mod common;
-#[path = "common/gguf_writer.rs"]
-mod gguf_writer;
-#[path = "common/mtp.rs"]
-mod mtp;
-#[path = "common/mtp_gguf.rs"]
-mod mtp_gguf;
-
 use std::sync::{
     Arc, Mutex,
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-use common::{
-    hugging_face,
-    serving::{exact, greedy, pool_of, prompt, start, stats},
-};
 use engine::{
     Completion, DraftChoice, DraftModel, DryParams, Engine, EngineConfig, FinishReason, GenerationRequest, KvTierConfig,
     ModelDType, ModelSource, MtpHead, PagedAttentionConfig, PagedCacheType, Prompt, PromptLookup, Proposer, SamplingParams,
     ServiceParams, Speculation, Tokenizer,
+};
+
+use crate::common::{
+    self, hugging_face, mtp, mtp_gguf,
+    serving::{exact, greedy, pool_of, prompt, start, stats},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]

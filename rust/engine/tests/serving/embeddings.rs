@@ -1,29 +1,25 @@
 //! Vectors of texts, compared with those of sentence-transformers, and with themselves in other company.
 
-#![allow(missing_docs)]
-
-mod common;
-#[path = "common/gguf_writer.rs"]
-mod gguf_writer;
-
 use std::{
     fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use common::{
-    Harness, golden_dir, hugging_face, load,
-    serving::{exact, pool_of, prompt, request, stats},
-};
 use device::{Backend, KvDType, Precision, cpu::ReferenceBackend};
 use engine::{
     EmbeddingInput, EmbeddingOptions, EmbeddingRequest, Engine, EngineConfig, EngineError, ModelDType, ModelSource, Pooling,
     Truncation,
 };
-use gguf_writer::{Gguf, STRING, U32, string};
 use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::common::{
+    Harness,
+    gguf_writer::{Gguf, STRING, U32, string},
+    golden_dir, hugging_face, load,
+    serving::{exact, pool_of, prompt, request, stats},
+};
 
 const MODELS: [&str; 2] = ["embeddinggemma", "qwen3-embedding"];
 

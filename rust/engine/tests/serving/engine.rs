@@ -1,18 +1,15 @@
 //! The engine as a caller sees it: exactness whatever runs beside a request, and a clean pool whatever ends it.
 
-#![allow(missing_docs)]
-
-mod common;
-
 use std::{thread, time::Duration};
 
-use common::{
-    golden_dir, hugging_face,
-    serving::{exact, greedy, pool_of, prompt, request, run, run_together, start, stats, tokens},
-};
 use engine::{
     Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, MemoryGpuConfig, Message, MissReason, OutputEvent,
     PagedAttentionConfig, Prompt, RenderOptions, SamplingParams, TokenLogprobs,
+};
+
+use crate::common::{
+    self, golden_dir, hugging_face,
+    serving::{exact, greedy, pool_of, prompt, request, run, run_together, start, stats, tokens},
 };
 
 const LENGTHS: [usize; 8] = [1, 5, 31, 32, 33, 64, 90, 120];

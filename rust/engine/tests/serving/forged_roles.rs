@@ -1,15 +1,12 @@
 //! What somebody writes in a message never becomes a token that the chat template could have written: with every golden's
 //! template. tests/test_forged_roles.py has those of real models.
 
-#![allow(missing_docs)]
-
-mod common;
-
 use std::fs;
 
-use common::{golden_dir, hugging_face, serving::pool_of};
 use engine::{Engine, EngineConfig, Message, MessageContent, RenderOptions, Tokenizer};
 use serde_json::json;
+
+use crate::common::{golden_dir, hugging_face, serving::pool_of};
 
 fn engine(name: &str) -> Engine {
     let config = EngineConfig { paged_attention: pool_of(64, 8), ..EngineConfig::default() };

@@ -1,20 +1,17 @@
 //! Answers are what their grammars say, with the probabilities that the model gives to what may come.
 
-#![allow(missing_docs)]
-
-mod common;
-
 use std::{collections::HashMap, sync::Arc};
 
-use common::{
-    hugging_face,
-    serving::{exact, greedy, pool_of, prompt, request, run_together, start, stats, tokens},
-};
 use engine::{
     CompletionChoice, DraftChoice, DraftModel, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, Grammar,
     GrammarFault, Prompt, PromptLookup, Proposer, SamplingParams, Speculation,
 };
 use serde_json::{Value, json};
+
+use crate::common::{
+    hugging_face,
+    serving::{exact, greedy, pool_of, prompt, request, run_together, start, stats, tokens},
+};
 
 fn with(grammar: Grammar, sampling: SamplingParams) -> SamplingParams {
     SamplingParams { grammar: Some(grammar), ignore_eos: false, logprobs: None, ..sampling }

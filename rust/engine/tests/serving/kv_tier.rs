@@ -1,20 +1,17 @@
 //! Blocks that outlive the pool: a second engine over the same folder computes only what it must, and says the same.
 
-#![allow(missing_docs)]
-
-mod common;
-
 use std::{
     fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use common::hugging_face;
 use engine::{
     Completion, Engine, EngineConfig, GenerationRequest, KvTierConfig, MemoryGpuConfig, ModelDType, PagedAttentionConfig, Prompt,
     SamplingParams,
 };
+
+use crate::common::{self, hugging_face};
 
 const BLOCK_SIZE: usize = 8;
 const PROMPT_LEN: usize = 100;

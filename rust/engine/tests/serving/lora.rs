@@ -1,20 +1,11 @@
 //! Adapters against what PEFT and Transformers computed (tests/data/golden), and beside each other.
 
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-
 use std::{
     fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use common::{
-    gguf, hugging_face, log_softmax,
-    lora::{PEFT, ask, bits, check, folder, golden, request, with_adapters},
-    serving::{exact, greedy, prompt, stats, tokens},
-};
 use device::{
     Backend,
     cpu::{Isa, ReferenceBackend},
@@ -29,6 +20,12 @@ use safetensors::{
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::common::{
+    self, drawn, gguf, hugging_face, log_softmax,
+    lora::{PEFT, ask, bits, check, folder, golden, request, with_adapters},
+    serving::{exact, greedy, prompt, stats, tokens},
+};
 
 fn load(source: &ModelSource, config: &EngineConfig) -> Engine {
     Engine::load(source, config, &|_| {}).unwrap()

@@ -1,14 +1,11 @@
 //! Weights that are quantized anew under a model that serves: what it says then, and what it may not use any more.
 
-#![allow(missing_docs)]
+use engine::{AdapterOptions, Engine, EngineConfig, Isq, KvTierConfig, ModelSource, QuantizeOptions, quantize_model};
 
-mod common;
-
-use common::{
+use crate::common::{
     hugging_face,
     serving::{exact, pool_of, request, run, stats},
 };
-use engine::{AdapterOptions, Engine, EngineConfig, Isq, KvTierConfig, ModelSource, QuantizeOptions, quantize_model};
 
 fn isq(name: &str) -> Isq {
     name.parse().unwrap()

@@ -1,16 +1,13 @@
 //! Going on from sequences: the same tokens as from a prompt, over shared blocks.
 
-#![allow(missing_docs)]
-
-mod common;
-
 use std::time::Duration;
 
-use common::serving::{exact, greedy, pool_of, prompt, request, run, start, stats, tokens};
 use engine::{
     Completion, Continuation, Engine, EngineConfig, EngineError, GenerationRequest, Message, OutputEvent, Prompt, SamplingParams,
     Sequence,
 };
+
+use crate::common::serving::{exact, greedy, pool_of, prompt, request, run, start, stats, tokens};
 
 fn kept(mut request: GenerationRequest) -> GenerationRequest {
     request.service.keep = true;

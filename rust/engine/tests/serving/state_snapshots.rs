@@ -1,21 +1,19 @@
 //! The prefix cache of models with recurrent layers: where hits end, and that they change no bit.
 
-#![allow(missing_docs)]
-
-mod common;
-#[path = "common/drawn.rs"]
-mod drawn;
-
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
     sync::Mutex,
 };
 
-use common::serving::{exact, greedy, pool_of, prompt, request, stats};
 use engine::{
     AdmissionPolicy, Completion, Continuation, Engine, EngineConfig, EngineError, GenerationRequest, ModelDType, ModelSource,
     Policies, Prompt, Usage, kv_tier::KvTierConfig,
+};
+
+use crate::common::{
+    self, drawn,
+    serving::{exact, greedy, pool_of, prompt, request, stats},
 };
 
 /// A short convolution, Mamba-2, the gated delta rule, and it again in the form of another family; Mamba beside attention, and

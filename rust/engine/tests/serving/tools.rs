@@ -1,20 +1,17 @@
 //! Calls that name a tool that exists, with arguments of its schema, however a model writes them.
 
-#![allow(missing_docs)]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::{
-    golden_dir,
-    serving::{exact, start, stats},
-};
 use engine::{
     CallChoice, CompletionChoice, Engine, EngineConfig, EngineError, FinishReason, GenerationRequest, Grammar, Message,
     ModelSource, OutputEvent, Prompt, Proposer, RenderOptions, SamplingParams, Speculation, Tool, ToolCall, ToolOptions,
 };
 use serde_json::{Value, json};
+
+use crate::common::{
+    golden_dir,
+    serving::{exact, start, stats},
+};
 
 /// The format, a template as models have them, as far as it tells how calls are written, and which of the markers are tokens.
 type Model = (&'static str, &'static str, &'static [&'static str]);

@@ -1,17 +1,14 @@
 //! Hidden states behind the output norm: what logits are computed from, and what a request may end with.
 
-#![allow(missing_docs)]
-
-mod common;
-
 use std::{collections::BTreeMap, fs, sync::Arc};
 
-use common::{
+use device::{KvDType, Precision, cpu::ReferenceBackend};
+use engine::{EngineConfig, EngineError, FinishReason, GenerationRequest, OutputEvent, OutputKind, Prompt, SamplingParams};
+
+use crate::common::{
     Harness, golden_dir, hugging_face, load,
     serving::{exact, greedy, pool_of, prompt, start, stats, tokens},
 };
-use device::{KvDType, Precision, cpu::ReferenceBackend};
-use engine::{EngineConfig, EngineError, FinishReason, GenerationRequest, OutputEvent, OutputKind, Prompt, SamplingParams};
 
 /// Rows of a matrix of bfloat16, from a safetensors file.
 fn bf16_rows(model: &str, name: &str) -> Vec<Vec<f32>> {

@@ -1,12 +1,9 @@
 //! What a request may ask of its answer beside the tokens themselves: a least length, words that do not come, special tokens in
 //! the text, ids, and log probabilities of the prompt.
 
-#![allow(missing_docs)]
-
-mod common;
-
-use common::serving::{exact, greedy, pool_of, prompt, request, run, start, tokens};
 use engine::{Completion, Engine, EngineConfig, FinishReason, GenerationRequest, KeptPrompt, Message, Prompt, SamplingParams};
+
+use crate::common::serving::{exact, greedy, pool_of, prompt, request, run, start, tokens};
 
 fn ask(engine: &Engine, request: GenerationRequest) -> Completion {
     engine.submit(request).unwrap().wait().unwrap()

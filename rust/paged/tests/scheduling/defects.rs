@@ -1,9 +1,8 @@
 //! Defects of other paged engines, each by the number it has in this project's list, held off by name.
 
-mod common;
-
-use common::{Owner, Sim, StepResult, kv_config, same_hash, scheduler_config};
 use paged::*;
+
+use crate::common::{Owner, Sim, StepResult, kv_config, same_hash, scheduler_config};
 
 fn one_group() -> Vec<Option<usize>> {
     vec![None; 2]

@@ -1,9 +1,8 @@
 //! Drafts: how many are computed, what becomes of the wrong ones, and what a step's result may say of them.
 
-mod common;
-
-use common::{Sim, kv_config, scheduler_config};
 use paged::*;
+
+use crate::common::{Sim, kv_config, scheduler_config};
 
 const ID: RequestId = RequestId(1);
 

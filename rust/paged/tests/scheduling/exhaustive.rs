@@ -1,8 +1,6 @@
 //! Every short script over small pools: nothing hangs, nobody is lost, no KV is misread.
 
-mod common;
-
-use common::{Meanwhile, Sim, kv_config, scheduler_config};
+use crate::common::{Meanwhile, Sim, kv_config, scheduler_config};
 
 // Longer orders, without the shadow: see state_space.rs.
 const DEPTH: u32 = 4;

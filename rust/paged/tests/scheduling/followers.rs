@@ -1,9 +1,8 @@
 //! Requests that begin alike and arrive together: their common part is computed once.
 
-mod common;
-
-use common::{Owner, Sim, StepResult, kv_config, scheduler_config};
 use paged::*;
+
+use crate::common::{Owner, Sim, StepResult, kv_config, scheduler_config};
 
 fn full() -> Vec<Option<usize>> {
     vec![None; 2]

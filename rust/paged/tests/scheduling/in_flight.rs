@@ -1,9 +1,8 @@
 //! What may happen while a step is in flight, and what a step that fails leaves behind.
 
-mod common;
-
-use common::{Meanwhile, Sim, kv_config, scheduler_config};
 use paged::*;
+
+use crate::common::{Meanwhile, Sim, kv_config, scheduler_config};
 
 /// A source of six tokens in blocks of four and its fork, which is about to copy the partial block.
 fn about_to_copy() -> (Sim, RequestId, RequestId) {

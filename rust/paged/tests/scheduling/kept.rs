@@ -1,9 +1,8 @@
 //! Requests that are over but kept: what they hold, when they give it up, and what a fork of them finds.
 
-mod common;
-
-use common::{Owner, Sim, kv_config, scheduler_config};
 use paged::*;
+
+use crate::common::{Owner, Sim, kv_config, scheduler_config};
 
 fn full() -> Vec<Option<usize>> {
     vec![None; 2]

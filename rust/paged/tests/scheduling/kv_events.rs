@@ -1,9 +1,8 @@
 //! What events tell of the prefix cache.
 
-mod common;
-
-use common::{Owner, Sim, kv_config, scheduler_config};
 use paged::*;
+
+use crate::common::{Owner, Sim, kv_config, scheduler_config};
 
 const KEY: [u8; 32] = [4; 32];
 const BLOCK_SIZE: usize = 4;

@@ -1,11 +1,10 @@
 //! What each policy promises, one case at a time.
 
-mod common;
-
 use std::num::NonZeroU32;
 
-use common::{Owner, Sim, StepResult, kv_config, scheduler_config};
 use paged::*;
+
+use crate::common::{Owner, Sim, StepResult, kv_config, scheduler_config};
 
 fn add(sim: &mut Sim, tokens: &[u32], max_tokens: usize, change: impl FnOnce(&mut NewRequest)) -> RequestId {
     let mut new = NewRequest::new(RequestId(0), tokens.to_vec(), max_tokens);

@@ -1,9 +1,8 @@
 //! What the prefix cache finds, what it recomputes, what it evicts, and what it says about misses.
 
-mod common;
-
-use common::{Owner, Sim, kv_config, same_hash, scheduler_config};
 use paged::*;
+
+use crate::common::{Owner, Sim, kv_config, same_hash, scheduler_config};
 
 fn full() -> Vec<Option<usize>> {
     vec![None; 3]

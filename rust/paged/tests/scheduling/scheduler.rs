@@ -1,9 +1,8 @@
 //! What the scheduler promises, one case at a time.
 
-mod common;
-
-use common::{Sim, StepResult, kv_config, scheduler_config};
 use paged::*;
+
+use crate::common::{Sim, StepResult, kv_config, scheduler_config};
 
 fn rows(output: &SchedulerOutput) -> Vec<(u64, usize, usize, bool)> {
     output

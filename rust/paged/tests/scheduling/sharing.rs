@@ -1,9 +1,8 @@
 //! Forks: what is shared, what is copied, and when.
 
-mod common;
-
-use common::{Owner, Sim, StepResult, kv_config, scheduler_config};
 use paged::*;
+
+use crate::common::{Owner, Sim, StepResult, kv_config, scheduler_config};
 
 fn full() -> Vec<Option<usize>> {
     vec![None; 3]

@@ -1,10 +1,9 @@
 //! Random scripts against the shadow of every slot: the ten invariants of the pool and the progress theorem.
 
-mod common;
-
-use common::{Meanwhile, Owner, Sim, kv_config, same_hash, scheduler_config};
 use paged::*;
 use proptest::prelude::*;
+
+use crate::common::{Meanwhile, Owner, Sim, kv_config, same_hash, scheduler_config};
 
 #[derive(Clone, Copy, Debug)]
 enum Whose {

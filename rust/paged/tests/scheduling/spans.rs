@@ -1,7 +1,5 @@
 //! Tokens that a step computes together: the rows of an image that see each other.
 
-#![allow(missing_docs)]
-
 use std::{collections::BTreeMap, ops::Range};
 
 use paged::*;

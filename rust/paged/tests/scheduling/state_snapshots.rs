@@ -1,12 +1,11 @@
 //! Snapshots of states against a device that knows what each state is made of: exactly which tokens, of whom.
 
-mod common;
-
 use std::collections::HashMap;
 
-use common::{Owner, Prefixes, kv_config, scheduler_config};
 use paged::*;
 use proptest::prelude::*;
+
+use crate::common::{Owner, Prefixes, kv_config, scheduler_config};
 
 /// A scheduler, and states that name the prefix that they are behind; 0: behind nothing.
 struct Device {

@@ -1,9 +1,8 @@
 //! Blocks outside the pool: offered when they are committed, fetched when a hit ends, and never believed.
 
-mod common;
-
-use common::{Owner, Sim, kv_config, scheduler_config, tier_config};
 use paged::*;
+
+use crate::common::{Owner, Sim, kv_config, scheduler_config, tier_config};
 
 fn full() -> Vec<Option<usize>> {
     vec![None; 3]

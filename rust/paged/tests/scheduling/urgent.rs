@@ -1,9 +1,8 @@
 //! A request that is more urgent than some of those that run goes before them, and takes what it needs.
 
-mod common;
-
-use common::{Owner, Sim, StepResult, kv_config, scheduler_config};
 use paged::*;
+
+use crate::common::{Owner, Sim, StepResult, kv_config, scheduler_config};
 
 fn add(sim: &mut Sim, prompt: &[u32], priority: i32) -> RequestId {
     let new = NewRequest { priority, ..NewRequest::new(RequestId(0), prompt.to_vec(), 8) };

@@ -1,9 +1,8 @@
 //! Figures of the memory that requests hold, step by step.
 
-mod common;
-
-use common::{kv_config, scheduler_config};
 use paged::*;
+
+use crate::common::{kv_config, scheduler_config};
 
 /// Runs two requests of 5 and 3 prompt tokens for two steps.
 fn two_steps(reserve_full_context: bool) -> Scheduler {

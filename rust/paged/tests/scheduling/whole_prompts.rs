@@ -1,7 +1,5 @@
 //! Prompts that are computed in one step or not at all.
 
-#![allow(missing_docs)]
-
 use std::collections::BTreeMap;
 
 use paged::*;

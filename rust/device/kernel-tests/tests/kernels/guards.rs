@@ -5,10 +5,11 @@ use std::process::Command;
 use device::kernel_args::{GatherRowsArgs, NormArgs};
 use kernel_tests::{Buffer, Kernel, Order};
 
-/// Runs an ignored test of this file, and returns what it wrote before it died.
+/// Runs an ignored test of this module, and returns what it wrote before it died.
 fn fault(name: &str) -> String {
     let test = std::env::current_exe().expect("this program");
-    let output = Command::new(test).args(["--ignored", "--exact", name, "--nocapture"]).output().expect("it runs");
+    let output =
+        Command::new(test).args(["--ignored", "--exact", &format!("guards::{name}"), "--nocapture"]).output().expect("it runs");
     assert!(!output.status.success(), "{name} should have ended the process");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

@@ -5,7 +5,7 @@ use kernel_tests::{Kernel, manifest};
 
 #[test]
 fn the_manifest_lists_what_the_sources_define() {
-    let (listed, defined) = (include_str!("../../../../kernels/manifest.txt"), manifest());
+    let (listed, defined) = (include_str!("../../../../../kernels/manifest.txt"), manifest());
     let only_in =
         |one: &str, other: &str| one.lines().filter(|line| !other.lines().any(|l| l == *line)).collect::<Vec<_>>().join("\n");
     assert!(
