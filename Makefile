@@ -68,8 +68,8 @@ test-rust: ## the Rust tests
 	target/debug/examples/paged_attn tests/data/golden/text/mistral
 
 .PHONY: test-python
-test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## the Python tests
-	$(VENV)/bin/python -m pytest
+test-python: $(VENV)/package $(VENV)/model $(VENV)/test-models $(VENV)/tools ## the Python tests, two files at a time
+	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile
 
 # Clients leave sockets and event loops open.
 .PHONY: test-clients
@@ -274,7 +274,7 @@ $(VENV)/test-models: $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/tools: $(VENV)/bin/python pyproject.toml
-	$(PIP) install --quiet 'maturin>=1.9.4,<2' 'pytest>=8' 'pytest-timeout>=2.3' 'mypy>=1.15' 'ruff>=0.11' 'matplotlib>=3.9' \
+	$(PIP) install --quiet 'maturin>=1.9.4,<2' 'pytest>=8' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' 'mypy>=1.15' 'ruff>=0.11' 'matplotlib>=3.9' \
 		'openai>=2' 'anthropic>=0.60' 'pillow>=11' 'tqdm>=4.60' 'selenium>=4.20' 'axe-selenium-python>=2' 'jsonschema>=4.20' \
 		'opentelemetry-proto>=1.20' 'pyzmq>=26' 'msgspec>=0.19' 'prometheus-client>=0.20' 'pyyaml>=6'
 	@touch $@

@@ -46,7 +46,7 @@ for turn in range(4):  # blocks that are free were written by an earlier turn, o
 cached, served = runner.kv_cache_stats()["blocks_cached"], resident() - before
 send(9000, 200, echo_prompt=True, logprobs=0)
 print(json.dumps({
-    "planned": plan.resident_bytes, "grown": resident() - before, "served": served, "weights": plan.weights_bytes,
+    "planned": plan.resident_bytes, "margin": plan.margin_bytes, "grown": resident() - before, "served": served, "weights": plan.weights_bytes,
     "kv": plan.kv_cache_bytes, "cached": cached, "blocks": plan.num_blocks,
 }))
 """
@@ -70,7 +70,8 @@ def test_resident_memory_is_what_was_planned(model: str, request: pytest.Fixture
         assert figures["cached"] >= 0.9 * figures["blocks"]  # every block has been written
         assert figures["grown"] <= 1.02 * figures["planned"], figures
         assert figures["served"] <= 1.35 * (figures["weights"] + figures["kv"]), figures  # before logits of many rows
-        if figures["grown"] >= 0.98 * figures["planned"]:
+        # The margin is room for what cannot be counted, and need not be filled.
+        if figures["grown"] >= 0.98 * (figures["planned"] - figures["margin"]):
             return
     pytest.fail(f"less is resident than planned: {all_figures}")
 

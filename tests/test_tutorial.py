@@ -20,6 +20,7 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_the_python_runs_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
     code = blocks("python")
     assert len(code) > 4

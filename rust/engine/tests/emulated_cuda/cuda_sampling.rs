@@ -225,6 +225,7 @@ impl Proposer for Known {
 
 /// A mask for each drafted row: where the drafts before are right, what the grammar allows behind them.
 #[test]
+#[ignore = "half a minute; make test-long"]
 fn grammars_and_drafts_go_together_where_the_device_draws() {
     let held = |grammar: &str, sampling: SamplingParams| {
         let grammar = Some(Grammar::Regex(grammar.into()));
