@@ -1,5 +1,5 @@
-//! What a cache holds, as it is multiplied where it lies: one type for each kernel, and a function for each type and ISA. All types
-//! in one function would be a function that takes a compiler minutes.
+//! What a cache holds, as it is multiplied where it lies: one type for each kernel, and a function for each type and ISA. All
+//! types in one function would be a function that takes a compiler minutes.
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `kernel::attend`.
 #![allow(clippy::inline_always)] // ISA code must be inlined.
 

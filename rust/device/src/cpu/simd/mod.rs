@@ -183,8 +183,8 @@ pub(crate) unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
 }
 
 /// Defines `unsafe fn $name(isa, args...)`, which runs the generic function in the ISA's target features. Its own type parameter,
-/// if any, is the second of the generic function: what the two of them inline to should stay small, for a compiler takes time with
-/// the square of a function's size.
+/// if any, is the second of the generic function. What these inline to should stay small: a compiler takes time with the square
+/// of a function's size.
 ///
 /// The caller promises that the machine has the ISA and whatever the generic function needs.
 macro_rules! isa_entry {
