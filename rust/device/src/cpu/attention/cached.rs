@@ -23,12 +23,12 @@ pub(super) trait Cached {
     type Values: Values;
     /// Those of a tile.
     fn values(tiles: &Tiles<'_>) -> Self::Values;
-    /// [`score_rows`] over keys that were loaded before.
+    /// [`score_rows`] over keys that were loaded before. As floats they are alike for all types, which share one function.
     #[inline(always)]
     unsafe fn score_loaded<S: Simd>(rows: usize, q: *const f32, keys: &Keys, lanes: &Range<usize>, scores: *mut f32) {
         score_loaded_isa(S::ISA, rows, q, keys, lanes, scores);
     }
-    /// [`accumulate_values`] over values that were loaded before.
+    /// [`accumulate_values`] over values that were loaded before, likewise.
     unsafe fn accumulate_loaded<S: Simd>(block: &RowBlock, values: &Loaded<Self::Product>, lanes: &Range<usize>);
 }
 
