@@ -72,6 +72,7 @@ fn check_recurrent(model: &str) {
 }
 
 #[test]
+#[ignore = "models in the emulation; make test-long"]
 fn recurrent_layers_are_replayed_with_the_states_of_each_step() {
     check_recurrent("lfm2");
 }

@@ -90,6 +90,7 @@ fn any_mixture_has_the_bits_of_each_alone() {
 }
 
 #[test]
+#[ignore = "models in the emulation; make test-long"]
 fn experts_in_a_mixture_have_the_bits_of_each_alone() {
     let adapters = [("each", folder("qwen3-moe-experts")), ("all", folder("qwen3-moe-params"))];
     let (backend, _) = gpu(1 << 40, false);

@@ -152,6 +152,7 @@ fn what_changes_the_logits_is_left_to_the_host() {
 }
 
 #[test]
+#[ignore = "models in the emulation; make test-long"]
 fn an_engine_gives_the_tokens_of_the_processor_whoever_draws_them() {
     let config = EngineConfig { paged_attention: pool_of(512, 16), max_num_seqs: 4, max_num_batched_tokens: 64, ..exact() };
     let requests = || {

@@ -302,6 +302,7 @@ fn cuda_backend_agrees_with_goldens_of_more_families() {
 
 /// Clamped activations and biases in MXFP4; a shared expert with a weight.
 #[test]
+#[ignore = "models in the emulation; make test-long"]
 fn cuda_backend_agrees_with_goldens_of_mixtures_of_experts() {
     check_on_cuda(&["gpt-oss-mxfp4", "qwen2-moe"]);
 }
@@ -314,6 +315,7 @@ fn cuda_backend_agrees_with_goldens_of_all_mixtures_of_experts() {
 
 /// Weights that are packed for tensor cores, beside others, in products of one row and of a whole prompt's, up to 32 at once.
 #[test]
+#[ignore = "models in the emulation; make test-long"]
 fn cuda_backend_agrees_with_goldens_of_quantized_files() {
     let dir = golden_dir();
     let ggml = |name: &str| {
@@ -341,6 +343,7 @@ fn cuda_backend_agrees_with_goldens_of_quantized_files() {
 /// The kernels' real source, compiled for the CPU: some hundred times slower than the CPU's own, so a prompt or two a model. The
 /// short one is longer than windows; other rotations begin within the long one.
 #[test]
+#[ignore = "models in the emulation; make test-long"]
 fn cuda_backend_agrees_with_goldens() {
     let check = |index: usize, name: &str, source: &ModelSource| {
         let backend = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
@@ -374,6 +377,7 @@ fn cuda_backend_agrees_with_goldens() {
 /// The shortest prompt in chunks, and with short convolutions as a whole with the same bits: the other kinds' kernels are asked
 /// for those by their own tests.
 #[test]
+#[ignore = "models in the emulation; make test-long"]
 fn cuda_backend_agrees_with_goldens_of_recurrent_layers() {
     thread::scope(|scope| {
         for name in RECURRENT {
@@ -425,6 +429,7 @@ fn check_products_in_graphs(driver: Arc<dyn Driver>) {
 }
 
 #[test]
+#[ignore = "models in the emulation; make test-long"]
 fn cuda_backend_agrees_with_goldens_in_graphs_of_products_of_bf16() {
     let driver = Arc::new(EmulatedDriver::new(Order::Ascending));
     check_products_in_graphs(Arc::<EmulatedDriver>::clone(&driver));
@@ -655,6 +660,7 @@ fn check_latent_on_cuda(name: &str) {
 }
 
 #[test]
+#[ignore = "models in the emulation; make test-long"]
 fn cuda_backend_agrees_with_a_golden_of_latent_attention() {
     check_latent_on_cuda("deepseek-v2-lite");
 }

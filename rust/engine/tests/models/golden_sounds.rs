@@ -160,6 +160,7 @@ fn the_fast_path_is_near() {
 
 /// On a GPU whose kernels run on the CPU.
 #[test]
+#[ignore = "models in the emulation; make test-long"]
 fn the_kernels_of_a_gpu_hear_the_same() {
     for name in MODELS {
         let driver: Arc<dyn Driver> = Arc::new(EmulatedDriver::with_memory(Order::Ascending, 256 << 20));
