@@ -46,8 +46,8 @@ for turn in range(4):  # blocks that are free were written by an earlier turn, o
 cached, served = runner.kv_cache_stats()["blocks_cached"], resident() - before
 send(9000, 200, echo_prompt=True, logprobs=0)
 print(json.dumps({
-    "planned": plan.resident_bytes, "margin": plan.margin_bytes, "grown": resident() - before, "served": served, "weights": plan.weights_bytes,
-    "kv": plan.kv_cache_bytes, "cached": cached, "blocks": plan.num_blocks,
+    "planned": plan.resident_bytes, "margin": plan.margin_bytes, "grown": resident() - before, "served": served,
+    "weights": plan.weights_bytes, "kv": plan.kv_cache_bytes, "cached": cached, "blocks": plan.num_blocks,
 }))
 """
 
