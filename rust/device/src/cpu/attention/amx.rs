@@ -32,9 +32,11 @@ use crate::{
 
 use super::{
     Problem, TILE_KEYS,
+    cached::{AsFloats, Cached},
+    element::{Element, F8E4M3, F16, Int8},
     kernel::{Method, attend, visible},
     plan::{Item, padded_dim},
-    product::{Pairs, Product, Single},
+    product::{Pairs, Product},
     row_offset,
     score::{Scales, Softmax, online_softmax_update},
     scratch::Scratch,
@@ -48,10 +50,7 @@ const _: () = assert!(TILE_KEYS == K_TILE && TILE_KEYS == PANEL);
 
 /// How a call computes by tiles, and on what.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ByTiles {
-    amx: Amx,
-    fp16: bool,
-}
+pub(super) struct ByTiles(Amx);
 
 impl ByTiles {
     /// `None` where another precision or ISA is asked for, or the elements of a cache of `dtype` are not exact in tiles of the
@@ -62,8 +61,8 @@ impl ByTiles {
         }
         let amx = Amx::detect()?;
         match dtype {
-            KvDType::BF16 if params.head_dim.is_multiple_of(16) => Some(Self { amx, fp16: false }),
-            KvDType::F16 | KvDType::F8E4M3 | KvDType::Int8 if amx.has_fp16() => Some(Self { amx, fp16: true }),
+            KvDType::BF16 if params.head_dim.is_multiple_of(16) => Some(Self(amx)),
+            KvDType::F16 | KvDType::F8E4M3 | KvDType::Int8 if amx.has_fp16() => Some(Self(amx)),
             _ => None,
         }
     }
@@ -74,7 +73,7 @@ pub(super) fn is_for_tiles(item: &Item, queries_per_kv: usize) -> bool {
     item.rows(queries_per_kv) >= MIN_ROWS && item.kv_heads.len() == 1
 }
 
-/// Floats that an item of `rows` query rows takes beside [`Scratch`].
+/// AsFloats that an item of `rows` query rows takes beside [`Scratch`].
 pub(super) fn buffer_len(rows: usize, dim: usize) -> usize {
     let (rows, dim) = (rows.next_multiple_of(TILE_ROWS), dim.next_multiple_of(K_TILE));
     rows * dim / 2 + 2 * dim * TILE_KEYS / 2 + PANEL * TILE_KEYS + 2 * size_of::<ActTile>() / 4 + rows * (dim + 1) + PANEL
@@ -83,18 +82,21 @@ pub(super) fn buffer_len(rows: usize, dim: usize) -> usize {
 /// Computes an item.
 ///
 /// # Safety
-/// As [`attend`]; the rest of `scratch`, from `buffers` on, is good for [`buffer_len`] floats.
+/// As [`attend`], for a cache that [`ByTiles::of`] takes; the rest of `scratch`, from `buffers` on, is good for [`buffer_len`] floats.
 pub(super) unsafe fn attend_by_tiles(problem: &Problem<'_>, item: &Item, by: ByTiles, scratch: *mut f32, buffers: *mut f32) {
-    if by.fp16 {
-        attend_f16(problem, item, by.amx, scratch, buffers);
-    } else {
-        attend_bf16(problem, item, by.amx, scratch, buffers);
-    }
+    let attend = match problem.spec.dtype {
+        KvDType::BF16 => attend_bf16,
+        KvDType::F16 => attend_f16::<F16>,
+        KvDType::F8E4M3 => attend_f16::<F8E4M3>,
+        KvDType::Int8 => attend_f16::<Int8>,
+        KvDType::F32 => unreachable!("elements of F32 are not exact in tiles"),
+    };
+    attend(problem, item, by.0, scratch, buffers);
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-unsafe fn attend_f16(problem: &Problem<'_>, item: &Item, amx: Amx, scratch: *mut f32, buffers: *mut f32) {
-    attend::<Avx512, _>(problem, item, scratch, &mut ByRegisters::<Avx512, Single>::new(problem, item, amx, buffers));
+unsafe fn attend_f16<E: Element>(problem: &Problem<'_>, item: &Item, amx: Amx, scratch: *mut f32, buffers: *mut f32) {
+    attend::<Avx512, _>(problem, item, scratch, &mut ByRegisters::<Avx512, AsFloats<E>>::new(problem, item, amx, buffers));
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
@@ -102,8 +104,8 @@ unsafe fn attend_bf16(problem: &Problem<'_>, item: &Item, amx: Amx, scratch: *mu
     attend::<Avx512<true>, _>(problem, item, scratch, &mut ByRegisters::<Avx512<true>, Pairs>::new(problem, item, amx, buffers));
 }
 
-/// By tiles of 16-bit elements: f16 where the softmax is that of [`Single`] products, bf16 where it is that of [`Pairs`].
-struct ByRegisters<'a, S, P> {
+/// By tiles of 16-bit elements: f16 where the softmax is that of products of [`AsFloats`], bf16 where it is that of [`Pairs`].
+struct ByRegisters<'a, S, C> {
     registers: Tiles,
     rows: usize,
     /// Steps of 32 dimensions; the last may be padded with zeros.
@@ -122,11 +124,11 @@ struct ByRegisters<'a, S, P> {
     factors: &'a mut [f32],
     /// Weighted values of the split so far, `[steps][rows][32]`.
     acc: &'a mut [[f32; PANEL]],
-    kind: PhantomData<(S, P)>,
+    kind: PhantomData<(S, C)>,
 }
 
-impl<S: Simd, P: Product> ByRegisters<'_, S, P> {
-    const FP16: bool = P::PACKED == 1;
+impl<S: Simd, C: Cached> ByRegisters<'_, S, C> {
+    const FP16: bool = C::Product::PACKED == 1;
 
     /// # Safety
     /// `buffers` is good for [`buffer_len`] floats, on a cache line, and nobody else uses it.
@@ -225,7 +227,7 @@ impl<S: Simd, P: Product> ByRegisters<'_, S, P> {
         }
         let params = AttentionParams { scale: params.scale * self.q_factors[row], ..*params };
         let (scores, softmax) = (self.scores[r].as_mut_ptr(), Softmax { max: s.max.add(row), sum: s.sum.add(row * 16) });
-        self.factors[r] = online_softmax_update::<S, P>(&params, scores, &softmax, scales, lanes);
+        self.factors[r] = online_softmax_update::<S, C::Product>(&params, scores, &softmax, scales, lanes);
         let weights = if Self::FP16 {
             let half = |i: usize| _mm512_cvtps_ph::<0>(_mm512_loadu_ps(scores.add(16 * i)));
             _mm512_inserti64x4::<1>(_mm512_castsi256_si512(half(0)), half(1))
@@ -257,7 +259,7 @@ impl<S: Simd, P: Product> ByRegisters<'_, S, P> {
     }
 }
 
-impl<S: Simd, P: Product> Method for ByRegisters<'_, S, P> {
+impl<S: Simd, C: Cached> Method for ByRegisters<'_, S, C> {
     #[inline(always)]
     unsafe fn pack_queries(&mut self, problem: &Problem<'_>, item: &Item, kv_head: usize, _: &Scratch) {
         let (dim, steps) = (problem.params.head_dim, self.steps);
@@ -292,9 +294,9 @@ impl<S: Simd, P: Product> Method for ByRegisters<'_, S, P> {
     #[inline(always)]
     unsafe fn attend_tile(&mut self, problem: &Problem<'_>, item: &Item, s: &Scratch, tile: &KeyTiles<'_>) {
         let (queries_per_kv, dim) = (problem.queries_per_kv(), problem.params.head_dim);
-        tile.load_keys::<S, P>(s.keys, s.values);
+        tile.load_keys::<S, C>(s.keys, s.values);
         self.lay_out_keys(s.keys, dim);
-        tile.load_values::<S, P>(s.values);
+        C::load_values::<S>(tile, s.values);
         self.lay_out_values(s.values, padded_dim(dim), tile);
         // Values have theirs already.
         let scales = tile.scales().map(|scales| Scales { keys: scales.keys, values: [1.0; TILE_KEYS] });

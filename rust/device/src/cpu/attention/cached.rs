@@ -3,13 +3,13 @@
 #![allow(unsafe_op_in_unsafe_fn)] // One contract for all, stated on `kernel::attend`.
 #![allow(clippy::inline_always)] // ISA code must be inlined.
 
-use std::ops::Range;
+use std::{marker::PhantomData, ops::Range};
 
 use crate::cpu::simd::{Simd, isa_entry};
 
 use super::{
     accumulate::{Loaded, RowBlock, Values, accumulate_values},
-    element::{BF16, BF16Pair, Element, F32, KeyUnit},
+    element::{Element, F32, KeyUnit},
     product::{Pairs, Product, Single},
     score::{Keys, score_rows},
     tile::{Stored, StoredPairs, Tiles},
@@ -23,45 +23,41 @@ pub(super) trait Cached {
     type Values: Values;
     /// Those of a tile.
     fn values(tiles: &Tiles<'_>) -> Self::Values;
-    /// [`score_rows`] over keys that were loaded before. As floats they are alike for all types, which share one function.
-    #[inline(always)]
-    unsafe fn score_loaded<S: Simd>(rows: usize, q: *const f32, keys: &Keys, lanes: &Range<usize>, scores: *mut f32) {
-        score_loaded_isa(S::ISA, rows, q, keys, lanes, scores);
-    }
-    /// [`accumulate_values`] over values that were loaded before, likewise.
+    /// Writes the values, `[steps, padded]`, without their scales. Lanes that are not read hold anything.
+    unsafe fn load_values<S: Simd>(tiles: &Tiles<'_>, values: *mut f32);
+    /// [`score_rows`] over keys that were loaded before.
+    unsafe fn score_loaded<S: Simd>(rows: usize, q: *const f32, keys: &Keys, lanes: &Range<usize>, scores: *mut f32);
+    /// [`accumulate_values`] over values that were loaded before.
     unsafe fn accumulate_loaded<S: Simd>(block: &RowBlock, values: &Loaded<Self::Product>, lanes: &Range<usize>);
 }
 
-impl<E: Element> Cached for E {
+/// Elements that are multiplied as f32, those of keys in units `U`.
+pub(super) struct AsFloats<E, U = E>(PhantomData<(E, U)>);
+
+/// Once loaded, elements are alike for all types, which share one function an ISA.
+impl<E: Element, U: KeyUnit> Cached for AsFloats<E, U> {
     type Product = Single;
-    type Unit = E;
+    type Unit = U;
     type Values = Stored<E>;
     #[inline(always)]
     fn values(tiles: &Tiles<'_>) -> Stored<E> {
         Stored::new(tiles)
     }
     #[inline(always)]
-    unsafe fn accumulate_loaded<S: Simd>(block: &RowBlock, values: &Loaded<Single>, lanes: &Range<usize>) {
-        accumulate_loaded_isa(S::ISA, block, values, lanes);
+    unsafe fn load_values<S: Simd>(tiles: &Tiles<'_>, values: *mut f32) {
+        tiles.load_floats::<S, E>(values);
     }
-}
-
-/// BF16 where two dimensions of a key lie together.
-impl Cached for BF16Pair {
-    type Product = Single;
-    type Unit = Self;
-    type Values = Stored<BF16>;
     #[inline(always)]
-    fn values(tiles: &Tiles<'_>) -> Stored<BF16> {
-        Stored::new(tiles)
+    unsafe fn score_loaded<S: Simd>(rows: usize, q: *const f32, keys: &Keys, lanes: &Range<usize>, scores: *mut f32) {
+        score_floats_isa(S::ISA, rows, q, keys, lanes, scores);
     }
     #[inline(always)]
     unsafe fn accumulate_loaded<S: Simd>(block: &RowBlock, values: &Loaded<Single>, lanes: &Range<usize>) {
-        accumulate_loaded_isa(S::ISA, block, values, lanes);
+        accumulate_floats_isa(S::ISA, block, values, lanes);
     }
 }
 
-/// The same, multiplied in pairs: those of keys are elements of 32 bits.
+/// BF16 in pairs: those of keys stay together, as elements of 32 bits.
 impl Cached for Pairs {
     type Product = Self;
     type Unit = F32;
@@ -69,6 +65,10 @@ impl Cached for Pairs {
     #[inline(always)]
     fn values(tiles: &Tiles<'_>) -> StoredPairs {
         StoredPairs::new(tiles)
+    }
+    #[inline(always)]
+    unsafe fn load_values<S: Simd>(tiles: &Tiles<'_>, values: *mut f32) {
+        tiles.load_pairs::<S>(values);
     }
     #[inline(always)]
     unsafe fn score_loaded<S: Simd>(rows: usize, q: *const f32, keys: &Keys, lanes: &Range<usize>, scores: *mut f32) {
@@ -91,6 +91,6 @@ unsafe fn accumulate_floats<S: Simd>(block: &RowBlock, values: &Loaded<Single>, 
 }
 
 isa_entry! {
-    fn score_loaded_isa => score_floats(rows: usize, q: *const f32, keys: &Keys, lanes: &Range<usize>, scores: *mut f32)
+    fn score_floats_isa => score_floats(rows: usize, q: *const f32, keys: &Keys, lanes: &Range<usize>, scores: *mut f32)
 }
-isa_entry! { fn accumulate_loaded_isa => accumulate_floats(block: &RowBlock, values: &Loaded<Single>, lanes: &Range<usize>) }
+isa_entry! { fn accumulate_floats_isa => accumulate_floats(block: &RowBlock, values: &Loaded<Single>, lanes: &Range<usize>) }

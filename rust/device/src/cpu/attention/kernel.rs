@@ -161,12 +161,12 @@ unsafe fn attend_tile<S: Simd, C: Cached>(problem: &Problem<'_>, item: &Item, s:
     let single = row_blocks::<S>(rows).nth(1).is_none() && !problem.is_latent;
     let direct = single && dim.is_multiple_of(16);
     if !single {
-        tile.load_keys::<S, C::Product>(s.keys, s.values);
+        tile.load_keys::<S, C>(s.keys, s.values);
     }
     if problem.is_latent {
         tile.transpose_keys(s.keys, s.values);
     } else if !direct {
-        tile.load_values::<S, C::Product>(s.values);
+        C::load_values::<S>(tile, s.values);
     }
     let loaded = Keys {
         strips: std::array::from_fn(|i| s.keys.wrapping_add(i * STRIP_KEYS).cast::<u8>().cast_const()),

@@ -77,8 +77,8 @@ use crate::{
 use super::simd::Avx512;
 use super::{Isa, ThreadPool, isa::reads_ahead_to_l2, simd::isa_entry};
 use amx::{ByTiles, attend_by_tiles, buffer_len, is_for_tiles};
-use cached::Cached;
-use element::{BF16, BF16Pair, F8E4M3, F16, F32, Int8};
+use cached::{AsFloats, Cached};
+use element::{BF16, BF16Pair, Element, F8E4M3, F16, F32, Int8};
 use kernel::attend_by_vectors;
 use merge::merge_rows;
 use plan::Plan;
@@ -136,7 +136,7 @@ impl Problem<'_> {
 
     /// Whether two dimensions of a BF16 key lie together.
     fn keys_in_pairs(&self) -> bool {
-        self.layout.key_unit_bytes == size_of::<[u16; 2]>()
+        self.layout.key_unit_bytes == 2 * BF16::BYTES
     }
 
     fn end_key(&self, query: (usize, usize), seq_len: usize) -> usize {
@@ -329,12 +329,12 @@ unsafe fn attend_pairs(_: &Problem<'_>, _: &plan::Item, _: *mut f32) {
 /// [`kernel::attend`] over f32 products; the machine must have `isa`.
 unsafe fn attend_stored(isa: Isa, problem: &Problem<'_>, item: &plan::Item, scratch: *mut f32) {
     let attend = match problem.spec.dtype {
-        KvDType::F32 => attend_isa::<F32>,
-        KvDType::F16 => attend_isa::<F16>,
-        KvDType::BF16 if problem.keys_in_pairs() => attend_isa::<BF16Pair>,
-        KvDType::BF16 => attend_isa::<BF16>,
-        KvDType::F8E4M3 => attend_isa::<F8E4M3>,
-        KvDType::Int8 => attend_isa::<Int8>,
+        KvDType::F32 => attend_isa::<AsFloats<F32>>,
+        KvDType::F16 => attend_isa::<AsFloats<F16>>,
+        KvDType::BF16 if problem.keys_in_pairs() => attend_isa::<AsFloats<BF16, BF16Pair>>,
+        KvDType::BF16 => attend_isa::<AsFloats<BF16>>,
+        KvDType::F8E4M3 => attend_isa::<AsFloats<F8E4M3>>,
+        KvDType::Int8 => attend_isa::<AsFloats<Int8>>,
     };
     // SAFETY: the caller's promise, and the type is the cache's.
     unsafe { attend(isa, problem, item, scratch) }

@@ -15,32 +15,11 @@ use super::{
     accumulate::{RowBlock, Values, accumulate_values},
     ahead::{Ahead, Lines},
     cached::Cached,
-    element::{BF16, BF16Pair, Element, F8E4M3, F16, F32, Int8},
+    element::{BF16, Element},
     plan::{Item, padded_dim},
     product::{Pairs, Product, Single},
     score::{Keys, Scales, score_rows},
 };
-
-/// `$body` with `$unit` as what the keys of `$tiles` consist of, as `$product` multiplies them.
-macro_rules! with_key_unit {
-    ($tiles:expr, $product:ident, $unit:ident => $body:expr) => {
-        match $tiles.problem.spec.dtype {
-            // Pairs stay together, as elements of 32 bits.
-            KvDType::BF16 if $product::PACKED == 2 => with_key_unit!(F32, $unit, $body),
-            other if $product::PACKED == 2 => not_in_pairs(other),
-            KvDType::F32 => with_key_unit!(F32, $unit, $body),
-            KvDType::F16 => with_key_unit!(F16, $unit, $body),
-            KvDType::BF16 if $tiles.problem.keys_in_pairs() => with_key_unit!(BF16Pair, $unit, $body),
-            KvDType::BF16 => with_key_unit!(BF16, $unit, $body),
-            KvDType::F8E4M3 => with_key_unit!(F8E4M3, $unit, $body),
-            KvDType::Int8 => with_key_unit!(Int8, $unit, $body),
-        }
-    };
-    ($type:ty, $unit:ident, $body:expr) => {{
-        type $unit = $type;
-        $body
-    }};
-}
 
 /// The tiles of an item, one after the other, and the item's heads within each.
 pub(super) struct Tiles<'a> {
@@ -232,9 +211,8 @@ impl<'a> Tiles<'a> {
     /// Writes the keys, `[steps, TILE_KEYS]`, without their scales. Lanes that are not read hold anything. `copy` is as long as
     /// `keys`.
     #[inline(always)]
-    pub(super) unsafe fn load_keys<S: Simd, P: Product>(&self, keys: *mut f32, copy: *mut f32) {
-        let stored = self.keys::<S>(copy);
-        with_key_unit!(self, P, U => stored.widen::<S, U>(&self.lanes, keys));
+    pub(super) unsafe fn load_keys<S: Simd, C: Cached>(&self, keys: *mut f32, copy: *mut f32) {
+        self.keys::<S>(copy).widen::<S, C::Unit>(&self.lanes, keys);
     }
 
     /// [`score_rows`] over the keys where they lie.
@@ -258,22 +236,9 @@ impl<'a> Tiles<'a> {
         }
     }
 
-    /// Writes the values, `[steps, padded]`, without their scales. Lanes that are not read hold anything.
+    /// Writes the values, `[lanes, padded]`, without their scales. Lanes that are not read hold anything.
     #[inline(always)]
-    pub(super) unsafe fn load_values<S: Simd, P: Product>(&self, values: *mut f32) {
-        match self.problem.spec.dtype {
-            KvDType::BF16 if P::PACKED == 2 => self.load_value_pairs::<S>(values),
-            other if P::PACKED == 2 => not_in_pairs(other),
-            KvDType::F32 => self.load_values_as::<S, F32>(values),
-            KvDType::F16 => self.load_values_as::<S, F16>(values),
-            KvDType::BF16 => self.load_values_as::<S, BF16>(values),
-            KvDType::F8E4M3 => self.load_values_as::<S, F8E4M3>(values),
-            KvDType::Int8 => self.load_values_as::<S, Int8>(values),
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_values_as<S: Simd, E: Element>(&self, values: *mut f32) {
+    pub(super) unsafe fn load_floats<S: Simd, E: Element>(&self, values: *mut f32) {
         let dim = self.problem.params.head_dim;
         let (padded, stored) = (padded_dim(dim), Stored::<E>::new(self));
         for lane in self.lanes.clone() {
@@ -285,8 +250,9 @@ impl<'a> Tiles<'a> {
         }
     }
 
+    /// The same of BF16 in pairs, `[steps, padded]`.
     #[inline(always)]
-    unsafe fn load_value_pairs<S: Simd>(&self, values: *mut f32) {
+    pub(super) unsafe fn load_pairs<S: Simd>(&self, values: *mut f32) {
         let dim = self.problem.params.head_dim;
         let stored = StoredPairs::new(self);
         for step in self.lanes.start / 2..self.lanes.end.div_ceil(2) {
@@ -305,12 +271,6 @@ impl<'a> Tiles<'a> {
     pub(super) unsafe fn accumulate_direct<S: Simd, C: Cached>(&self, block: &RowBlock, lanes: &Range<usize>) {
         accumulate_values::<S, _>(block, &C::values(self), lanes);
     }
-}
-
-/// No kernel of pairs is compiled for types other than BF16.
-#[cold]
-fn not_in_pairs(dtype: KvDType) -> ! {
-    unreachable!("{dtype:?} is not multiplied in pairs")
 }
 
 /// Values where they lie.
