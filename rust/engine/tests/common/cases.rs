@@ -1,7 +1,5 @@
 //! What other software answered, and how near to it an output must come.
 
-#![allow(dead_code, missing_docs)]
-
 use std::path::Path;
 
 use engine::model_runner::ModelRunner;

@@ -1,7 +1,5 @@
 //! Weights that lie nowhere: each is drawn from its name. tests/drawn.py draws the same for the reference.
 
-#![allow(dead_code, missing_docs)]
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},

@@ -1,7 +1,5 @@
 //! GGUF files of Gemma 4 and Gemma 3n: names and keys of llama.cpp's converter.
 
-#![allow(dead_code)]
-
 use serde_json::Value;
 
 use super::gguf_writer::{Gguf, STRING, U32, string};

@@ -1,7 +1,5 @@
 //! Writes GGUF files, sound and otherwise.
 
-#![allow(dead_code)]
-
 use std::path::Path;
 
 use engine::weights::GgufFiles;

@@ -1,7 +1,5 @@
 //! Adapters of the tests, and what PEFT and Transformers computed with them.
 
-#![allow(dead_code, missing_docs)]
-
 use std::{fs, path::PathBuf};
 
 use engine::{AdapterChoice, AdapterOptions, Completion, Engine, EngineConfig, GenerationRequest, Prompt};

@@ -1,7 +1,5 @@
 //! Tiny models that see, as llama.cpp's converter writes them: a GGUF file of the language model, and one of its image encoder.
 
-#![allow(dead_code)]
-
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},

@@ -1,7 +1,5 @@
 //! Encoders of tiny models that hear, as llama.cpp's converter writes them: beside those of [`super::mmproj`].
 
-#![allow(dead_code)]
-
 use serde_json::Value;
 
 use super::{

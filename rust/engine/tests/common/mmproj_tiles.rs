@@ -1,7 +1,5 @@
 //! Tiny models with encoders for tiles, as llama.cpp's converter writes them: beside those of [`super::mmproj`].
 
-#![allow(dead_code)]
-
 use serde_json::Value;
 
 use super::{

@@ -1,7 +1,5 @@
 //! The GGUF file of a made-up checkpoint with a head that predicts further tokens, as llama.cpp's converter would name it.
 
-#![allow(dead_code, missing_docs)]
-
 use std::path::PathBuf;
 
 use super::{

@@ -1,7 +1,5 @@
 //! Engines and requests of the tests.
 
-#![allow(dead_code, missing_docs)]
-
 use engine::{
     Completion, Engine, EngineConfig, GenerationRequest, MemoryGpuConfig, ModelDType, PagedAttentionConfig, Prompt,
     SamplingParams,

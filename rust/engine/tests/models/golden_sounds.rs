@@ -8,9 +8,7 @@ use device::{
 };
 use engine::{
     Completion, Engine, EngineConfig, GenerationRequest, Media, MediaKind, MediaOptions, Message, MessageContent, ModelDType,
-    ModelSource, Prompt, SamplingParams,
-    audio::Sound,
-    images::{self, RgbImage},
+    ModelSource, Prompt, audio::Sound, images::RgbImage,
 };
 use kernel_tests::{EmulatedDriver, Order};
 use serde::Deserialize;
@@ -18,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::common::{
     self, drawn, log_softmax,
-    media::{bits, config, edited, run},
+    media::{self, GoldenMessage, bits, config, edited, image, run},
     serving::greedy,
 };
 
@@ -52,12 +50,6 @@ struct DrawnSound {
     len: usize,
 }
 
-#[derive(Deserialize)]
-struct GoldenMessage {
-    role: String,
-    content: Vec<Value>,
-}
-
 fn dir(name: &str) -> PathBuf {
     drawn::hearing(name)
 }
@@ -68,11 +60,6 @@ fn golden(name: &str) -> Golden {
 
 fn sound(name: &str, len: usize) -> Media {
     Media::Sound(Arc::new(Sound::new(16_000, drawn::sound(name, len)).unwrap()))
-}
-
-fn image() -> Media {
-    let file = std::fs::read(common::golden_dir().join("vision/qwen3_vl/image0.png")).unwrap();
-    Media::Image(Arc::new(images::decode(&file, &images::Limits::default()).unwrap()))
 }
 
 /// What is encoded of a case: images, and sounds or chunks of them.
@@ -96,19 +83,11 @@ fn engine(name: &str, config: &EngineConfig) -> Engine {
 
 fn request(case: &Case) -> GenerationRequest {
     let mut sounds = case.sounds.iter().map(|drawn| sound(&drawn.name, drawn.len));
-    let message = |message: &GoldenMessage| {
-        let media_of = |part: &Value| match part["type"].as_str() {
-            Some("audio") => sounds.next(),
-            Some("image") => Some(image()),
-            _ => None,
-        };
-        let media = message.content.iter().filter_map(media_of).collect();
-        Message { media, ..Message::new(&message.role, MessageContent::Parts(message.content.clone())) }
-    };
-    let sampling = SamplingParams { logprobs: Some(20), ..greedy(case.greedy_ids.len()) };
-    let mut request = GenerationRequest::chat(case.messages.iter().map(message).collect(), sampling);
-    request.return_token_ids = true;
-    request
+    media::request(&case.messages, case.greedy_ids.len(), |kind| match kind {
+        "audio" => sounds.next(),
+        "image" => Some(image()),
+        _ => None,
+    })
 }
 
 fn about(media: Media, parts: Vec<Value>) -> GenerationRequest {

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use engine::{
     Engine, EngineConfig, GenerationRequest, Media, MediaKind, MediaOptions, Message, MessageContent, ModelDType, ModelSource,
     Prompt, SamplingParams,
-    images::{self, RgbImage},
+    images::RgbImage,
     video::{Limits, Video},
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::common::{
     self, drawn, golden_dir, log_softmax,
-    media::{bits, config, edited, run},
+    media::{self, GoldenMessage, bits, config, edited, image, run},
     serving::greedy,
 };
 
@@ -43,12 +43,6 @@ struct DrawnVideo {
     name: String,
     frames: usize,
     fps: f64,
-}
-
-#[derive(Deserialize)]
-struct GoldenMessage {
-    role: String,
-    content: Vec<Value>,
 }
 
 fn golden(name: &str) -> Golden {
@@ -86,26 +80,13 @@ fn video(drawn: &DrawnVideo, size: [usize; 2]) -> Media {
     Media::Video(Arc::new(Video::of_frames(frames, Some(drawn.fps), &Limits::default()).unwrap()))
 }
 
-fn image() -> Media {
-    let file = std::fs::read(golden_dir().join("vision/qwen3_vl/image0.png")).unwrap();
-    Media::Image(Arc::new(images::decode(&file, &images::Limits::default()).unwrap()))
-}
-
 fn request(case: &Case) -> GenerationRequest {
     let mut videos = case.videos.iter().map(|drawn| video(drawn, case.size));
-    let message = |message: &GoldenMessage| {
-        let media_of = |part: &Value| match part["type"].as_str() {
-            Some("video") => videos.next(),
-            Some("image") => Some(image()),
-            _ => None,
-        };
-        let media = message.content.iter().filter_map(media_of).collect();
-        Message { media, ..Message::new(&message.role, MessageContent::Parts(message.content.clone())) }
-    };
-    let sampling = SamplingParams { logprobs: Some(20), ..greedy(case.greedy_ids.len()) };
-    let mut request = GenerationRequest::chat(case.messages.iter().map(message).collect(), sampling);
-    request.return_token_ids = true;
-    request
+    media::request(&case.messages, case.greedy_ids.len(), |kind| match kind {
+        "video" => videos.next(),
+        "image" => Some(image()),
+        _ => None,
+    })
 }
 
 fn about(media: Media) -> GenerationRequest {

@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use crate::common::{
     self, drawn, golden_dir, log_softmax,
-    media::{bits, config, edited, run},
+    media::{self, GoldenMessage, bits, config, edited, run},
     serving::greedy,
 };
 
@@ -62,12 +62,6 @@ struct Case {
     greedy_ids: Vec<u32>,
 }
 
-#[derive(Deserialize)]
-struct GoldenMessage {
-    role: String,
-    content: Vec<serde_json::Value>,
-}
-
 fn dir(name: &str) -> PathBuf {
     drawn::seeing(name)
 }
@@ -89,16 +83,8 @@ fn engine(name: &str, config: &EngineConfig) -> Engine {
 }
 
 fn request(name: &str, case: &Case) -> GenerationRequest {
-    let mut images = case.images.iter().map(|file| image(name, file));
-    let message = |message: &GoldenMessage| {
-        let num_images = message.content.iter().filter(|part| part["type"] == "image").count();
-        let content = MessageContent::Parts(message.content.clone());
-        Message { media: images.by_ref().take(num_images).map(Into::into).collect(), ..Message::new(&message.role, content) }
-    };
-    let sampling = SamplingParams { logprobs: Some(20), ..greedy(case.greedy_ids.len()) };
-    let mut request = GenerationRequest::chat(case.messages.iter().map(message).collect(), sampling);
-    request.return_token_ids = true;
-    request
+    let mut images = case.images.iter().map(|file| image(name, file).into());
+    media::request(&case.messages, case.greedy_ids.len(), |kind| (kind == "image").then(|| images.next()).flatten())
 }
 
 #[test]

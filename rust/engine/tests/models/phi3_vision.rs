@@ -1,16 +1,15 @@
 //! A tiny Phi-3-vision, whose weights are drawn from their names, against Transformers' CLIP and Phi-3 with the rules of the code
 //! beside the hub's weights between them.
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 use engine::{
     Engine, EngineConfig, GenerationRequest, MediaOptions, Message, MessageContent, ModelDType, ModelSource, SamplingParams,
-    images::RgbImage,
 };
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::common::{drawn, golden_dir, log_softmax, serving::greedy};
+use crate::common::{drawn, golden_dir, log_softmax, media, serving::greedy};
 
 #[derive(Deserialize)]
 struct Golden {
@@ -50,15 +49,8 @@ fn load(folder: &tempfile::TempDir) -> Result<Engine, String> {
     Engine::load(&source, &config, &|_| {}).map_err(|error| error.to_string())
 }
 
-fn image(seed: usize, [width, height]: [u32; 2]) -> Arc<RgbImage> {
-    let value = |x: u32, y: u32, channel: u32| (x * 7 + y * 13 + channel * 50 + seed as u32 * 31 + x * y) as u8;
-    let places = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
-    let pixels = places.flat_map(|(x, y)| (0..3).map(move |channel| value(x, y, channel))).collect();
-    Arc::new(RgbImage::new(width, height, pixels).unwrap())
-}
-
 fn request(case: &Case) -> GenerationRequest {
-    let images: Vec<_> = case.sizes.iter().enumerate().map(|(seed, size)| image(seed, *size)).collect();
+    let images: Vec<_> = case.sizes.iter().enumerate().map(|(seed, size)| media::pattern(seed, *size)).collect();
     let mut parts = vec![json!({ "type": "image" }); images.len()];
     parts.push(json!({ "type": "text", "text": case.text }));
     let message =

@@ -9,14 +9,14 @@ use device::{
 };
 use engine::{
     AdapterChoice, Continuation, Engine, EngineConfig, GenerationRequest, Media, MediaOptions, Message, MessageContent,
-    ModelDType, ModelSource, Prompt, SamplingParams, images::RgbImage,
+    ModelDType, ModelSource, Prompt, SamplingParams,
 };
 use kernel_tests::{EmulatedDriver, Order};
 use safetensors::{SafeTensors, tensor::serialize};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::common::{drawn, golden_dir, log_softmax, serving::greedy};
+use crate::common::{drawn, golden_dir, log_softmax, media, serving::greedy};
 
 #[derive(Deserialize)]
 struct Golden {
@@ -209,19 +209,12 @@ fn load(folder: &tempfile::TempDir) -> Result<Engine, String> {
     Engine::load(&source, &config(), &|_| {}).map_err(|error| error.to_string())
 }
 
-fn image(seed: usize, [width, height]: [u32; 2]) -> Media {
-    let value = |x: u32, y: u32, channel: u32| (x * 7 + y * 13 + channel * 50 + seed as u32 * 31 + x * y) as u8;
-    let places = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
-    let pixels = places.flat_map(|(x, y)| (0..3).map(move |channel| value(x, y, channel))).collect();
-    Arc::new(RgbImage::new(width, height, pixels).unwrap()).into()
-}
-
 fn sound(sound: &GoldenSound) -> Media {
     Arc::new(engine::audio::Sound::new(16_000, drawn::sound(&sound.name, sound.len)).unwrap()).into()
 }
 
 fn request(case: &Case) -> GenerationRequest {
-    let images = case.images.iter().enumerate().map(|(seed, size)| image(seed, *size));
+    let images = case.images.iter().enumerate().map(|(seed, size)| media::pattern(seed, *size).into());
     let media: Vec<_> = images.chain(case.sounds.iter().map(sound)).collect();
     let mut parts = vec![json!({ "type": "image" }); case.images.len()];
     parts.extend(vec![json!({ "type": "audio" }); case.sounds.len()]);
