@@ -19,7 +19,8 @@ pub struct GoldenMessage {
     pub content: Vec<Value>,
 }
 
-/// A chat of a golden, with what `media_of` has for parts of a type, in order; `num_tokens` of an answer with the likeliest tokens.
+/// A chat of a golden, with what `media_of` has for parts of a type, in order: `num_tokens` of an answer, each with the
+/// likeliest ones.
 pub fn request(
     messages: &[GoldenMessage],
     num_tokens: usize,

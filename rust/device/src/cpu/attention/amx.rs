@@ -82,7 +82,8 @@ pub(super) fn buffer_len(rows: usize, dim: usize) -> usize {
 /// Computes an item.
 ///
 /// # Safety
-/// As [`attend`], for a cache that [`ByTiles::of`] takes; the rest of `scratch`, from `buffers` on, is good for [`buffer_len`] floats.
+/// As [`attend`], for a cache that [`ByTiles::of`] takes; the rest of `scratch`, from `buffers` on, is good for [`buffer_len`]
+/// floats.
 pub(super) unsafe fn attend_by_tiles(problem: &Problem<'_>, item: &Item, by: ByTiles, scratch: *mut f32, buffers: *mut f32) {
     let attend = match problem.spec.dtype {
         KvDType::BF16 => attend_bf16,
