@@ -1,6 +1,5 @@
 #include "emulation.h"
 
-#include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,10 +18,10 @@ thread_local unsigned char* shared_memory;
 namespace {
 
 constexpr unsigned MAX_THREADS = 1024;
-constexpr size_t STACK_BYTES = 128 << 10;
+constexpr size_t STACK_BYTES = (128 << 10) + 17 * 64;  // No power of two: stacks would lie in the same sets of a cache.
 constexpr size_t MAX_SHARED_BYTES = 228 << 10;
 
-enum class State { Ready, AtWarpOperation, AtBarrier, Finished };
+enum class State { Ready, AtWarpOperation, AtInputs, AtBarrier, Finished };
 
 struct Copy {
     void* shared;
@@ -35,9 +34,11 @@ struct Copy {
     }
 };
 
+// Of __builtin_setjmp: longjmp of the C library looks for handlers to run, which takes longer than most fibers do between jumps.
+using Place = void* [5];
+
 struct Fiber {
-    ucontext_t start;
-    jmp_buf resume;
+    Place resume;
     bool started = false;
     bool has_waited = false;  // For the kernel before.
     State state = State::Finished;
@@ -61,7 +62,7 @@ struct Warp {
 struct Machine {
     const Kernel* kernel = nullptr;
     const void* args = nullptr;
-    jmp_buf scheduler;
+    Place scheduler;
     unsigned current = 0;
     bool reverse = false;
     std::vector<Produced> produced;
@@ -109,6 +110,43 @@ void on_signal(int number, siginfo_t* info, void*) {
     fail("signal %d (%s) at address %p: an access out of bounds, or misaligned", number, strsignal(number), info->si_addr);
 }
 
+[[noreturn]] void fiber_main();
+
+[[noreturn]] void go_on_with(Machine& m, unsigned id) {
+    Fiber& fiber = m.fibers[id];
+    m.current = id;
+    threadIdx = {id, 0, 0};
+    close_produced(m, !fiber.has_waited);
+    if (fiber.started) __builtin_longjmp(fiber.resume, 1);
+    fiber.started = true;
+    ucontext_t start;
+    getcontext(&start);
+    start.uc_stack.ss_sp = m.stacks + STACK_BYTES * id;
+    start.uc_stack.ss_size = STACK_BYTES;
+    start.uc_link = nullptr;
+    makecontext(&start, fiber_main, 0);
+    setcontext(&start);
+    fail("a fiber does not start");
+}
+
+// The next lane of the same warp that is ready, or the scheduler.
+[[noreturn]] void leave(Machine& m) {
+    const unsigned first = m.current / 32 * 32, step = m.reverse ? -1u : 1u;
+    const unsigned lanes = m.kernel->threads - first < 32 ? m.kernel->threads - first : 32;
+    for (unsigned lane = m.current % 32 + step; lane < lanes; lane += step) {
+        if (m.fibers[first + lane].state == State::Ready) go_on_with(m, first + lane);
+    }
+    __builtin_longjmp(m.scheduler, 1);
+}
+
+// Lets others run until this fiber is ready again.
+void pause(State state) {
+    Machine& m = machine();
+    Fiber& self = m.fibers[m.current];
+    self.state = state;
+    if (__builtin_setjmp(self.resume) == 0) leave(m);
+}
+
 // Body of a fiber: one thread of every CTA that comes.
 void fiber_main() {
     Machine& m = machine();
@@ -119,59 +157,52 @@ void fiber_main() {
             if (!group.empty()) fail("a thread ends with copies that it has not waited for");
         }
         if (!self.has_waited) fail("a thread ends without wait_for_inputs");
-        self.state = State::Finished;
-        if (_setjmp(self.resume) == 0) _longjmp(m.scheduler, 1);
+        pause(State::Finished);
     }
 }
 
-// Back to the scheduler until this fiber is ready again.
-void pause(State state) {
-    Machine& m = machine();
-    Fiber& self = m.fibers[m.current];
-    self.state = state;
-    if (_setjmp(self.resume) == 0) _longjmp(m.scheduler, 1);
+// Runs a warp until none of its lanes is ready; false where none was.
+bool run_warp(Machine& m, unsigned first) {
+    const unsigned lanes = m.kernel->threads - first < 32 ? m.kernel->threads - first : 32;
+    for (bool progress = false;; progress = true) {
+        unsigned i = 0;
+        const auto id = [&] { return first + (m.reverse ? lanes - 1 - i : i); };
+        while (i < lanes && m.fibers[id()].state != State::Ready) i++;
+        if (i == lanes) return progress;
+        if (__builtin_setjmp(m.scheduler) == 0) go_on_with(m, id());
+    }
 }
 
-void resume(Machine& m, unsigned id) {
-    Fiber& fiber = m.fibers[id];
-    m.current = id;
-    threadIdx = {id, 0, 0};
-    close_produced(m, !fiber.has_waited);
-    if (_setjmp(m.scheduler) != 0) return;
-    if (fiber.started) _longjmp(fiber.resume, 1);
-    fiber.started = true;
-    getcontext(&fiber.start);
-    fiber.start.uc_stack.ss_sp = m.stacks + STACK_BYTES * id;
-    fiber.start.uc_stack.ss_size = STACK_BYTES;
-    fiber.start.uc_link = nullptr;
-    makecontext(&fiber.start, fiber_main, 0);
-    setcontext(&fiber.start);
+// Makes ready who waits at a place, and returns how many do.
+unsigned release(Machine& m, State place) {
+    unsigned released = 0;
+    for (unsigned id = 0; id < m.kernel->threads; id++) {
+        if (m.fibers[id].state != place) continue;
+        m.fibers[id].state = State::Ready;
+        released++;
+    }
+    return released;
 }
 
 void run_cta(Machine& m) {
     const unsigned threads = m.kernel->threads;
     memset(shared_memory, 0xff, m.shared_end - shared_memory);
     for (unsigned id = 0; id < threads; id++) m.fibers[id].state = State::Ready, m.fibers[id].has_waited = false;
+    const unsigned warps = (threads + 31) / 32;
     for (;;) {
         bool progress = false;
-        for (unsigned i = 0; i < threads; i++) {
-            const unsigned id = m.reverse ? threads - 1 - i : i;
-            if (m.fibers[id].state == State::Ready) {
-                resume(m, id);
-                progress = true;
-            }
-        }
-        if (progress) continue;
-        unsigned at_barrier = 0, finished = 0;
+        for (unsigned i = 0; i < warps; i++) progress |= run_warp(m, 32 * (m.reverse ? warps - 1 - i : i));
+        if (progress || release(m, State::AtInputs) > 0) continue;
+        unsigned finished = 0, at_barrier = 0;
         for (unsigned id = 0; id < threads; id++) {
-            at_barrier += m.fibers[id].state == State::AtBarrier;
             finished += m.fibers[id].state == State::Finished;
+            at_barrier += m.fibers[id].state == State::AtBarrier;
         }
         if (finished == threads) return;
         if (at_barrier != threads) {
             fail("of %u threads %u wait at a barrier and %u have ended; the others wait in warp operations", threads, at_barrier, finished);
         }
-        for (unsigned id = 0; id < threads; id++) m.fibers[id].state = State::Ready;
+        release(m, State::AtBarrier);
     }
 }
 
@@ -219,7 +250,8 @@ void barrier() { pause(State::AtBarrier); }
 void wait_for_inputs() {
     Machine& m = machine();
     m.fibers[m.current].has_waited = true;
-    close_produced(m, false);
+    // All of a CTA go on together: so pages are opened and closed once a CTA, and not once a thread.
+    if (!m.produced.empty()) pause(State::AtInputs);
 }
 
 void copy_async(void* shared, const void* global, unsigned bytes, unsigned source_bytes) {
