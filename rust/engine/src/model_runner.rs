@@ -220,6 +220,7 @@ impl ModelRunner {
         if let Some(draft) = draft {
             draft.first_layer = self.config.layers.len();
             draft.groups = groups.clone();
+            draft.graphs = StepGraphs::new(draft.options.max_num_batched_tokens);
             draft.cache = Some(Arc::clone(&cache));
         }
         self.groups = groups.clone();
@@ -308,7 +309,12 @@ impl ModelRunner {
         Ok(())
     }
 
-    /// The hidden state of a row of the last step behind the output norm, `[hidden_size]`; of a backend of the host.
+    /// Waits for the last step, whose hidden states [`Self::hidden_state`] then gives.
+    pub(crate) fn fetch_hidden_states(&mut self) {
+        self.backend.fetch(&mut self.activations.hidden);
+    }
+
+    /// The hidden state of a row of the last step behind the output norm, `[hidden_size]`, once they were fetched.
     pub(crate) fn hidden_state(&self, row: usize, out: &mut [f32]) {
         self.weights.decoder.hidden_state(&self.activations, row, out);
     }

@@ -1,7 +1,5 @@
 //! A second, smaller model that proposes drafts: opened, and checked to go with the first.
 
-use device::Backend;
-
 use super::{EngineConfig, ModelSource, plan::PlannedDraft, text_files::TextFiles};
 use crate::{
     EngineError, Isq,
@@ -39,20 +37,15 @@ pub(super) fn open(
     (source, config): (&ModelSource, &EngineConfig),
     decoder: &DecoderConfig,
     tokenizer: &Tokenizer,
-    backend: &dyn Backend,
 ) -> Result<Option<ModelFiles>, EngineError> {
     let refused = |text: String| Err(EngineError::NotSupported(text));
     if let Some(head) = &config.mtp {
-        check_head(config, backend)?;
+        check_head(config)?;
         return Ok(Some(open_head(head, source, config, decoder)?));
     }
     let Some(draft) = &config.draft else { return Ok(None) };
     if config.media.is_some() {
         return refused("a draft model for a model that sees is not supported: leave which_draft (--draft-model) out".into());
-    }
-    if !backend.memory()?.is_host {
-        let device = backend.info().device;
-        return refused(format!("a draft model on {device} is not supported yet: use device=\"cpu\""));
     }
     let files = ModelFiles::open(&draft.source, draft.architecture.as_deref())?.with_isq(draft.in_situ_quant);
     files.check_isq()?;
@@ -69,7 +62,7 @@ pub(super) fn open(
 }
 
 /// What a head goes with.
-pub(super) fn check_head(config: &EngineConfig, backend: &dyn Backend) -> Result<(), EngineError> {
+pub(super) fn check_head(config: &EngineConfig) -> Result<(), EngineError> {
     let refused = |text: String| Err(EngineError::NotSupported(text));
     if config.draft.is_some() {
         let text =
@@ -83,12 +76,6 @@ pub(super) fn check_head(config: &EngineConfig, backend: &dyn Backend) -> Result
     }
     if config.media.is_some() || config.embedding.is_some() {
         return refused("heads that predict further tokens (mtp_model, --mtp) are of models of text: leave them out".into());
-    }
-    if !backend.memory()?.is_host {
-        let device = backend.info().device;
-        let text =
-            format!("heads that predict further tokens (mtp_model, --mtp) on {device} are not supported yet: use device=\"cpu\"");
-        return refused(text);
     }
     Ok(())
 }

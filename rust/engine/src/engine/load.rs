@@ -108,7 +108,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
         let embedding = embedding.map(|(embedding, _)| embedding);
         decoder.tie_word_embeddings |= embedding.is_some();
         check_kind(config, &decoder, embedding.as_ref())?;
-        let head = config.mtp.as_ref().map(|_| head_without_weights(config, &decoder, &*backend)).transpose()?;
+        let head = config.mtp.as_ref().map(|_| head_without_weights(config, &decoder)).transpose()?;
         return plan(
             PlannedModel {
                 config: &decoder,
@@ -128,7 +128,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
     calibration::check(source, config, backend.memory()?.is_host)?;
     let files = open_files(source, config)?;
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    let draft = draft::open((source, config), files.config(), &text.tokenizer, &*backend)?;
+    let draft = draft::open((source, config), files.config(), &text.tokenizer)?;
     plan(
         planned_model(
             &files,
@@ -143,12 +143,8 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
 }
 
 /// The head of a model that is planned by its configuration alone.
-fn head_without_weights(
-    config: &EngineConfig,
-    decoder: &DecoderConfig,
-    backend: &dyn Backend,
-) -> Result<DecoderConfig, EngineError> {
-    draft::check_head(config, backend)?;
+fn head_without_weights(config: &EngineConfig, decoder: &DecoderConfig) -> Result<DecoderConfig, EngineError> {
+    draft::check_head(config)?;
     mtp::head_config(decoder, None)
 }
 
@@ -299,7 +295,7 @@ pub fn load_with_backend(
     }
     warn_of_senses(&files);
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    let draft = draft::open((source, config), files.config(), &text.tokenizer, &**backend)?;
+    let draft = draft::open((source, config), files.config(), &text.tokenizer)?;
     let (tokenizer_bytes, adapter_bytes) = (text.tokenizer.estimated_bytes(), adapter_bytes(config, Some(&files))?);
     let planned = |loaded| {
         plan(
@@ -313,11 +309,13 @@ pub fn load_with_backend(
     let own_adapters = files.own_adapters().map(|own| own.load(runner.sites(), files.weights())).transpose()?;
     let adapters =
         config.adapters.clone().map(|options| Registry::new(options, Arc::clone(runner.sites()))).transpose()?.map(Arc::new);
+    let mut drafting = load_draft(draft.as_ref(), &runner, config, &plan)?;
     if !backend.memory()?.is_host {
         // Of what is really left.
+        let activations = runner.activation_bytes() + drafting.as_ref().map_or(0, ModelRunner::activation_bytes);
         let of_adapters = adapters.as_ref().map_or(0, |adapters| adapters.status().bytes)
             + own_adapters.iter().flat_map(Encoders::iter).map(|own| own.adapter.bytes()).sum::<u64>();
-        plan = planned(plan.devices[0].weights + runner.activation_bytes() + of_adapters)?;
+        plan = planned(plan.devices[0].weights + activations + of_adapters)?;
     }
     plan_workspaces(
         planned_model(&files, draft.as_ref(), tokenizer_bytes, config.media.as_ref(), adapter_bytes),
@@ -327,7 +325,6 @@ pub fn load_with_backend(
     )?;
     let cache = &plan.cache;
     // One block more than is promised: the null block.
-    let mut drafting = load_draft(draft.as_ref(), &runner, config, &plan)?;
     runner.keep_states_beside(snapshots::num_spare(config, files.config()) + plan.num_state_snapshots);
     runner.allocate_kv_with(drafting.as_mut(), (cache.num_gpu_blocks + 1, cache.block_size), &cache.groups)?;
     let (scheduler, kv, limits) = new_scheduler(&files, config, &plan)?;

@@ -423,7 +423,6 @@ fn beside_kv(
         let mut counter = Counter::new((draft.weights, draft.isq), devices, precision(config), layers);
         if draft.config.head_layer.is_some() {
             Head::new(&mut counter, draft.config)?;
-            bytes[0].activations += hidden_states_bytes(draft.config, config);
         } else {
             Decoder::new(&mut counter, draft.config)?;
         }
@@ -445,10 +444,14 @@ fn beside_kv(
             let memory = backend.memory()?;
             let bytes = &mut bytes[0];
             bytes.workspaces = backend.workspace_bytes(&shape);
-            bytes.graphs = backend.graph_bytes();
-            // The host has both.
+            // A draft model's steps are recorded as the model's are, and those of a head are not.
+            let is_drafted = model.draft.is_some_and(|draft| draft.config.head_layer.is_none());
+            bytes.graphs = backend.graph_bytes() * (1 + u64::from(is_drafted));
+            // The host has all of these.
             if memory.is_host {
                 bytes.tokenizer = model.tokenizer_bytes;
+                let head = model.draft.filter(|draft| draft.config.head_layer.is_some());
+                bytes.activations += head.map_or(0, |head| hidden_states_bytes(head.config, config));
             } else if !model.config.is_crossed() {
                 // What layers look at lies where they do.
                 bytes.encoder_cache = 0;

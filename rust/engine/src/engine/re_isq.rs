@@ -19,8 +19,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::InvalidArgument`] where the new weights do not fit beside the old ones, where the files have nothing to
-    /// quantize or have changed, or while another thread does the same; [`EngineError::NotSupported`] with adapters and on a GPU;
-    /// those of loading. The old weights then stay.
+    /// quantize or have changed, or while another thread does the same; [`EngineError::NotSupported`] with adapters; those of
+    /// loading. The old weights then stay.
     pub fn re_isq(&self, isq: Isq, progress: &dyn Fn(LoadProgress)) -> Result<(), EngineError> {
         let shared = &*self.shared;
         let _one = match shared.re_isq.try_lock() {
@@ -34,10 +34,6 @@ impl Engine {
         let refused = |text: String| Err(EngineError::NotSupported(text));
         if shared.adapters.is_some() || shared.has_own_adapters() {
             return refused("quantizing anew with adapters is not supported: load the model with in_situ_quant (--isq)".into());
-        }
-        if !backend.memory()?.is_host {
-            let device = backend.info().device;
-            return refused(format!("quantizing anew on {device} is not supported yet: load with in_situ_quant (--isq)"));
         }
         let config = super::EngineConfig { in_situ_quant: Some(isq), ..shared.config.clone() };
         let files = open_files(&shared.source, &config)?;

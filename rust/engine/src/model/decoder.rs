@@ -445,7 +445,7 @@ impl Decoder {
         self.layers(run, a, MediaRows::default(), step);
     }
 
-    /// A row of the hidden state behind the output norm, of a backend of the host.
+    /// A row of the hidden state behind the output norm, from the host's copy.
     pub(crate) fn hidden_state(&self, a: &Activations, row: usize, out: &mut [f32]) {
         out.copy_from_slice(a.hidden.row(row));
         self.normalize(out);

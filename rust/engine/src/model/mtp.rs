@@ -33,7 +33,7 @@ impl Fusion {
     }
 
     /// Turns token embeddings, `[num_tokens, hidden_size]`, into the layer's input. `before` writes the hidden state of the token
-    /// before that of a row; `both` is a buffer of twice the columns. All of them are the host's.
+    /// before that of a row; `both` is a buffer of twice the columns. The host puts it together.
     pub(crate) fn run(
         &self,
         backend: &dyn Phases,
@@ -43,6 +43,7 @@ impl Fusion {
         step: &StepMetadata,
     ) {
         let cols = hidden.cols();
+        backend.fetch(hidden);
         both.set_rows(hidden.rows());
         for row in 0..hidden.rows() {
             let (embedding, state) = both.row_mut(row).split_at_mut(cols);
@@ -51,6 +52,7 @@ impl Fusion {
             before(row, state);
             self.hidden_norm.apply(state);
         }
+        backend.store(both);
         backend.norm_linear(both, None, &mut [Projection { linear: &self.input, out: hidden }], step);
     }
 }

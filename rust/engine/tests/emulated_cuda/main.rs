@@ -6,6 +6,7 @@
 mod common;
 
 mod cuda;
+mod cuda_drafts;
 mod cuda_graphs;
 mod cuda_lora;
 mod cuda_sampling;

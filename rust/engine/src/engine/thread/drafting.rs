@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use device::{KvGroupMetadata, StepMetadata};
+use device::{KvGroupMetadata, RowSampling, StepMetadata};
 use paged::{RequestId, ScheduledRequest, SchedulerOutput};
 use rustc_hash::FxHashSet;
 
@@ -32,6 +32,10 @@ pub struct Drafter {
     pub(super) step: StepMetadata,
     pub(super) tokens: Vec<u32>,
 }
+
+/// The likeliest token, where the device draws.
+const LIKELIEST: RowSampling<'_> =
+    RowSampling { temperature: None, top_k: None, top_p: 1.0, min_p: 0.0, uniform: 0.0, mask: None };
 
 /// Rows of a request in a pass.
 pub(super) struct PassRows {
@@ -173,7 +177,12 @@ impl Drafter {
         if wanted.is_empty() {
             return Ok(());
         }
-        if let Greedy::Logits(logits) = self.runner.greedy_tokens(&wanted, &[], &mut self.tokens)? {
+        if self.runner.samples() {
+            let sampling = vec![Some(LIKELIEST); wanted.len()];
+            let (sampled, _) = self.runner.sample(&wanted, &sampling, 0)?;
+            // Without a finite number there is none; a guess may be anything.
+            self.tokens.extend(sampled.iter().map(|row| row.as_ref().map_or(0, |row| row.token_id)));
+        } else if let Greedy::Logits(logits) = self.runner.greedy_tokens(&wanted, &[], &mut self.tokens)? {
             self.tokens.clear();
             self.tokens.extend((0..wanted.len()).filter_map(|row| largest(logits.row(row), 1).first().map(|(token, _)| *token)));
         }

@@ -108,6 +108,7 @@ impl Drafter {
             self.runner.execute_head(&self.token_ids, &mut before, &self.step)?;
             self.choose(&rows)?;
             self.put(pass, &rows, batch, output);
+            self.runner.fetch_hidden_states();
             for (row, of) in rows.iter().enumerate() {
                 self.runner.hidden_state(row, own.entry(of.index).or_insert_with(|| vec![0.0; cols]));
             }
@@ -119,13 +120,14 @@ impl Drafter {
     /// ended.
     pub(super) fn catch_up(
         &mut self,
-        model: &ModelRunner,
+        model: &mut ModelRunner,
         batch: &InputBatch,
         output: &SchedulerOutput,
         (prompt_len, is_there): (impl Fn(RequestId) -> usize, impl Fn(RequestId) -> bool),
     ) -> Result<(), EngineError> {
         let Some(mut states) = self.states.take() else { return Ok(()) };
         states.last.retain(|id, _| is_there(*id));
+        model.fetch_hidden_states();
         let caught_up = self.catch_up_with(&states, model, batch, output, &prompt_len);
         for (row, range) in output.rows.iter().zip(batch.step.query_start_loc.windows(2)) {
             // Any of these may be the last that is right, and a request with states of layers goes back to the first row.

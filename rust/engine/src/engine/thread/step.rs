@@ -185,7 +185,7 @@ impl EngineThread {
     /// Has a head that makes drafts compute what the model has computed. Should it fail, there are no more drafts.
     fn catch_up(&mut self, output: &SchedulerOutput) {
         let Some(drafter) = &mut self.drafter else { return };
-        let (runner, batch, active, requests) = (&self.runner, &self.batch, &self.active, &self.requests);
+        let (runner, batch, active, requests) = (&mut self.runner, &self.batch, &self.active, &self.requests);
         let of_requests = (|id| prompt_len(active, requests, id), |id| active.contains_key(&id));
         let caught_up = caught(|| drafter.catch_up(runner, batch, output, of_requests));
         self.check_drafts(caught_up);
