@@ -358,13 +358,15 @@ pub struct WorkspaceShape {
 pub struct StepGraphs {
     /// Rows of a step that is recorded at most; 0: none is.
     pub max_rows: usize,
+    /// The same of each of its requests: 1 where layers keep states, or rows see keys behind them.
+    pub max_request_rows: usize,
     recorded: Option<Box<dyn Any + Send>>,
 }
 
 impl StepGraphs {
     /// Of tensors with so many rows; 0 to record nothing.
-    pub fn new(max_rows: usize) -> Self {
-        Self { max_rows, recorded: None }
+    pub fn new(max_rows: usize, max_request_rows: usize) -> Self {
+        Self { max_rows, max_request_rows, recorded: None }
     }
 
     /// What a recorder keeps here, made when it is first asked for.

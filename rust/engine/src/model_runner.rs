@@ -149,10 +149,15 @@ impl ModelRunner {
         }
         weights.check()?;
         // They know the addresses of the old ones.
-        self.graphs = StepGraphs::new(self.options.max_num_batched_tokens);
+        self.graphs = self.new_graphs();
         self.adapters.clear();
         self.weights = weights;
         Ok(())
+    }
+
+    fn new_graphs(&self) -> StepGraphs {
+        let has_one_row = self.config.is_recurrent() || self.config.sees_ahead();
+        StepGraphs::new(self.options.max_num_batched_tokens, if has_one_row { 1 } else { usize::MAX })
     }
 
     /// The decoder's hyperparameters.
@@ -220,11 +225,11 @@ impl ModelRunner {
         if let Some(draft) = draft {
             draft.first_layer = self.config.layers.len();
             draft.groups = groups.clone();
-            draft.graphs = StepGraphs::new(draft.options.max_num_batched_tokens);
+            draft.graphs = draft.new_graphs();
             draft.cache = Some(Arc::clone(&cache));
         }
         self.groups = groups.clone();
-        self.graphs = StepGraphs::new(self.options.max_num_batched_tokens);
+        self.graphs = self.new_graphs();
         self.cache = Some(cache);
         if self.config.is_recurrent() {
             let num_slots = self.options.max_num_seqs + self.num_kept_states;

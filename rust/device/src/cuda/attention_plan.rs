@@ -1,9 +1,9 @@
 //! How the attention of a step is cut into CTAs, once for all layers that see the same keys.
 //!
-//! A request with few rows (one that decodes) is cut along its keys, at places that depend on its own length alone, so that a row
-//! gets the same bits in any batch; the parts are merged afterwards. Many rows are cut into tiles of rows, each of which sees all
-//! its keys. Over a cache in f32, and where results are to be deterministic, every row is a tile that is not cut along its keys:
-//! it then has the same bits in chunks of any size.
+//! A request with few rows (one that decodes, with or without drafts) is cut along its keys, at places that depend on its own
+//! length alone, so that a row gets the same bits in any batch; the parts are merged afterwards. Many rows are cut into tiles of
+//! rows, each of which sees all its keys. Over a cache in f32, and where results are to be deterministic, every row is a tile
+//! that is not cut along its keys: it then has the same bits in chunks of any size.
 
 use std::ops::Range;
 
@@ -23,8 +23,8 @@ const PREFILL_VECTORS: usize = 64;
 const WIDE_PREFILL_VECTORS: usize = 32;
 /// The same of `latent_*`, whose CTAs may share the query heads.
 pub const LATENT_VECTORS: usize = 32;
-/// Rows of a request of latent attention whose keys are cut, though they may be in several CTAs: one that decodes, with drafts.
-const FEW_LATENT_ROWS: usize = 8;
+/// Rows of a request whose keys are cut, though they may be in several CTAs: one that decodes, with drafts.
+pub const FEW_ROWS: usize = 8;
 /// A part of the keys begins at a multiple of this.
 const KEY_TILE: usize = 64;
 /// Keys of a part at least. Measured on an H100 with 64 query heads, 8 KV heads and D 128 in bf16, parts of 512 keys against
@@ -99,7 +99,11 @@ impl PlanShape {
 
     /// Rows of a request whose keys are cut, at most.
     fn few_rows(self) -> usize {
-        if self.latent.is_some() { FEW_LATENT_ROWS } else { self.decode_rows() }
+        match self.decode_rows() {
+            0 => 0,
+            _ if self.latent.is_some() => FEW_ROWS,
+            rows => rows.max(FEW_ROWS),
+        }
     }
 
     /// Rows with so many query vectors a KV head.
@@ -139,9 +143,9 @@ impl PlanShape {
         if !bucket.has_parts() || !self.splits {
             return Capacity { decode: rows, prefill: 0, merges: 0, num_parts: 0 };
         }
-        // What a row sees of a window begins at a multiple of the tile.
+        // What rows see of a window begins at a multiple of the tile, and the last of them sees further than the first.
         let reach = self.window.into_iter().chain(self.chunk).min();
-        let most = reach.map_or(MAX_PARTS, |keys| max_parts(keys + KEY_TILE));
+        let most = reach.map_or(MAX_PARTS, |keys| max_parts(keys + KEY_TILE + FEW_ROWS));
         let decode = parts.min(rows * most);
         let num_parts = if most > 1 { decode } else { 0 };
         Capacity { decode, prefill: 0, merges: if most > 1 { rows } else { 0 }, num_parts }
@@ -391,6 +395,26 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_a_request_with_drafts_come_in_parts() {
+        let shape = PlanShape {
+            queries_per_kv: 8,
+            window: None,
+            chunk: None,
+            mask: Mask::Causal,
+            dtype: KvDType::BF16,
+            latent: None,
+            is_wide: false,
+            alone: false,
+            splits: true,
+        };
+        let plan = AttentionPlan::new(&step(&[(2000, 8), (2000, 9)]), shape);
+        // Four tiles of two rows in four parts each, against two tiles of eight and of one.
+        assert_eq!(plan.decode.iter().map(|work| (work.request, work.num_rows)).collect::<Vec<_>>(), [(0, 2); 16]);
+        assert_eq!(plan.prefill.iter().map(|work| (work.request, work.num_rows)).collect::<Vec<_>>(), [(1, 8), (1, 1)]);
+        assert_eq!(plan.merges.len(), 8);
+    }
+
+    #[test]
     fn a_row_that_is_alone_is_computed_alike_however_its_prompt_is_cut() {
         for (dtype, queries_per_kv) in [(KvDType::F32, 4), (KvDType::F32, 40), (KvDType::BF16, 4), (KvDType::BF16, 40)] {
             let shape = PlanShape {
@@ -511,10 +535,14 @@ mod tests {
     #[test]
     fn decodes_fit_into_the_lists_of_their_bucket() {
         // 5000 is in fewer parts than the last 4096 keys of it.
-        for positions in [&[0][..], &[511, 600, 9], &[5000, 1, 1023, 1024], &[5000; 3], &[70_000; 20], &[512; 8], &[4096]] {
-            let requests: Vec<_> = positions.iter().map(|position| (*position, 1)).collect();
+        let alone = [&[0][..], &[511, 600, 9], &[5000, 1, 1023, 1024], &[5000; 3], &[70_000; 20], &[512; 8], &[4096]];
+        let alone = alone.map(|positions| positions.iter().map(|position| (*position, 1)).collect::<Vec<_>>());
+        // With drafts, some of which are behind the place where a window or a part begins.
+        let drafted =
+            [&[(0, 8)][..], &[(508, 7), (5, 1)], &[(5028, 5), (4090, 8), (1020, 4)], &[(70_000, 8); 8], &[(91, 6), (93, 3)]];
+        for requests in alone.into_iter().chain(drafted.map(<[_]>::to_vec)) {
             let step = step(&requests);
-            let bucket = Bucket::of(&step, 256).unwrap();
+            let bucket = Bucket::of(&step, 256, FEW_ROWS).unwrap();
             let latent = [1, 3, 16, 32].into_iter().flat_map(|queries_per_kv| {
                 let all = shapes().filter(|shape| shape.window.is_none() && shape.chunk.is_none() && shape.mask == Mask::Causal);
                 all.map(move |shape| PlanShape { queries_per_kv, latent: Some(queries_per_kv), ..shape })

@@ -1,4 +1,4 @@
-//! CUDA graphs: the embedding and the layers of a decode step, launched as one.
+//! CUDA graphs: the embedding and the layers of a step that decodes, with or without drafts, launched as one.
 //!
 //! A step of a padded size is recorded when it is first met. It runs twice on padding rows: once to make every buffer and
 //! load every kernel, once to be recorded as a graph. What a real step adds is in lists at addresses that do not change
@@ -81,7 +81,7 @@ impl CudaBackend {
         run: Run<'_>,
     ) -> Result<bool, CudaError> {
         let max_rows = graphs.max_rows;
-        let Some(bucket) = Bucket::of(step, max_rows) else { return Ok(false) };
+        let Some(bucket) = Bucket::of(step, max_rows, graphs.max_request_rows) else { return Ok(false) };
         let graphs: &mut Graphs = graphs.recorded();
         self.state().lists.reserve_tables(self.driver(), step)?;
         graphs.know(self.buffers());
@@ -96,7 +96,7 @@ impl CudaBackend {
                 other => {
                     let why =
                         other.err().unwrap_or_else(|| "CUDA graphs have taken all the memory that was reserved for them".into());
-                    tracing::warn!("steps of {} requests run without a CUDA graph: {why}", bucket.rows);
+                    tracing::warn!("steps of {} rows run without a CUDA graph: {why}", bucket.rows);
                     None
                 }
             };

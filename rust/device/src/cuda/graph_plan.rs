@@ -1,8 +1,8 @@
-//! Which steps share a CUDA graph: those in which every request decodes, of the same padded size.
+//! Which steps share a CUDA graph: those in which every request has few rows, as those that decode, of the same padded size.
 
 use crate::{KvGroupMetadata, StepMetadata, kernel_args::NO_SLOT};
 
-use super::attention_plan::{MAX_KEPT_PARTS, MAX_PARTS, MIN_PART_KEYS, max_parts};
+use super::attention_plan::{FEW_ROWS, MAX_KEPT_PARTS, MAX_PARTS, MIN_PART_KEYS, max_parts};
 
 /// Rows of a step that is recorded at most.
 pub const MAX_ROWS: usize = 256;
@@ -14,7 +14,7 @@ const MIN_BLOCK_SIZE: usize = 8;
 /// The padded size of a step, which alone decides what is launched and with which arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bucket {
-    /// Requests, a row each.
+    /// Of all requests.
     pub rows: usize,
     /// Parts that the keys of all rows together are cut into at most: as many as rows where none is cut, else more. A few long
     /// requests among many short ones so launch few CTAs that have nothing to do.
@@ -24,20 +24,24 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Of a step; `None` when a request has several rows, the padded rows would be more than `max_rows`, or there are more parts
-    /// than are kept at once.
-    pub fn of(step: &StepMetadata, max_rows: usize) -> Option<Self> {
-        let num_reqs = step.num_reqs();
-        let decodes = step.positions.len() == num_reqs && step.query_start_loc.windows(2).all(|pair| pair[1] == pair[0] + 1);
-        let rows = padded_rows(num_reqs);
-        if !decodes || num_reqs == 0 || rows > max_rows.min(MAX_ROWS) {
+    /// Of a step; `None` when a request has more than `max_request_rows` rows or [`FEW_ROWS`], or rows that see keys behind them,
+    /// the padded rows would be more than `max_rows`, or there are more parts than are kept at once.
+    pub fn of(step: &StepMetadata, max_rows: usize, max_request_rows: usize) -> Option<Self> {
+        let num_rows = step.positions.len();
+        let rows_of = |pair: &[u32]| (pair[1] - pair[0]) as usize;
+        let are_few = |pair: &[u32]| (1..=max_request_rows.min(FEW_ROWS)).contains(&rows_of(pair));
+        let decodes = step.span_ends.is_empty() && step.query_start_loc.windows(2).all(are_few);
+        let rows = padded_rows(num_rows);
+        if !decodes || num_rows == 0 || rows > max_rows.min(MAX_ROWS) {
             return None;
         }
-        let parts: usize = step.positions.iter().map(|position| max_parts(*position as usize + 1)).sum();
+        // No row of a request has more parts than the last.
+        let of_request = |(pair, seq_len): (&[u32], &u32)| rows_of(pair) * max_parts(*seq_len as usize);
+        let parts: usize = step.query_start_loc.windows(2).zip(&step.seq_lens).map(of_request).sum();
         if parts > MAX_KEPT_PARTS {
             return None;
         }
-        let parts = if parts == num_reqs { rows } else { padded_parts(rows, parts) };
+        let parts = if parts == num_rows { rows } else { padded_parts(rows, parts) };
         Some(Self { rows, parts, has_adapters: !step.adapters.is_empty() })
     }
 
@@ -110,7 +114,7 @@ mod tests {
 
     #[test]
     fn rows_are_padded_to_few_sizes_that_hold_them() {
-        let padded: Vec<_> = (1..=MAX_ROWS).map(|n| Bucket::of(&step(&vec![(7, 1); n]), MAX_ROWS).unwrap().rows).collect();
+        let padded: Vec<_> = (1..=MAX_ROWS).map(|n| Bucket::of(&step(&vec![(7, 1); n]), MAX_ROWS, 8).unwrap().rows).collect();
         assert!((1..).zip(&padded).all(|(n, rows)| n <= *rows && *rows <= 2 * n));
         let mut sizes = padded;
         sizes.dedup();
@@ -120,22 +124,25 @@ mod tests {
 
     #[test]
     fn steps_with_prompts_or_too_many_rows_have_no_bucket() {
-        assert_eq!(Bucket::of(&step(&[(5, 1), (0, 2)]), 256), None);
-        assert_eq!(Bucket::of(&step(&[(5, 2)]), 256), None);
-        assert_eq!(Bucket::of(&step(&[]), 256), None);
-        assert_eq!(Bucket::of(&step(&[(5, 1); 257]), 1000), None);
-        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 15), None, "16 rows do not fit");
-        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 16), Some(bucket(16, 16)));
+        assert_eq!(Bucket::of(&step(&[(5, 1), (0, 9)]), 256, 8), None);
+        let with_span = StepMetadata { span_ends: vec![7, 7], ..step(&[(5, 2)]) };
+        assert_eq!(Bucket::of(&with_span, 256, 8), None);
+        let drafted = step(&[(5, 4), (600, 1)]);
+        assert_eq!((Bucket::of(&drafted, 256, 1), Bucket::of(&drafted, 256, 8)), (None, Some(bucket(8, 16))));
+        assert_eq!(Bucket::of(&step(&[]), 256, 8), None);
+        assert_eq!(Bucket::of(&step(&[(5, 1); 257]), 1000, 8), None);
+        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 15, 8), None, "16 rows do not fit");
+        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 16, 8), Some(bucket(16, 16)));
         // As many rows as requests, but not one each.
         let uneven = StepMetadata { query_start_loc: vec![0, 0, 2], ..step(&[(5, 1), (6, 1)]) };
-        assert_eq!(Bucket::of(&uneven, 256), None);
+        assert_eq!(Bucket::of(&uneven, 256, 8), None);
     }
 
     #[test]
     fn parts_are_padded_by_what_all_requests_have() {
         let parts = |positions: &[u32]| {
             let requests: Vec<_> = positions.iter().map(|p| (*p, 1)).collect();
-            Bucket::of(&step(&requests), 256).unwrap().parts
+            Bucket::of(&step(&requests), 256, 8).unwrap().parts
         };
         assert_eq!([parts(&[0]), parts(&[511, 3]), parts(&[512]), parts(&[2047, 9])], [1, 2, 2, 8]);
         assert_eq!([parts(&[2048]), parts(&[100_000]), parts(&[100_000, 1]), parts(&[5000; 2])], [8, 64, 128, 32]);
@@ -151,8 +158,8 @@ mod tests {
     #[test]
     fn steps_with_more_parts_than_are_kept_have_no_bucket() {
         // 16 parts each.
-        assert_eq!(Bucket::of(&step(&[(8191, 1); 256]), 256), Some(bucket(256, 4096)));
-        assert_eq!(Bucket::of(&step(&[(8192, 1); 256]), 256), None);
+        assert_eq!(Bucket::of(&step(&[(8191, 1); 256]), 256, 8), Some(bucket(256, 4096)));
+        assert_eq!(Bucket::of(&step(&[(8192, 1); 256]), 256, 8), None);
         assert_eq!(Bucket::largest(256), Bucket { has_adapters: true, ..bucket(256, 4096) });
         assert_eq!(Bucket::largest(8), Bucket { has_adapters: true, ..bucket(8, 512) });
     }
@@ -172,7 +179,7 @@ mod tests {
         for (rows, parts) in [(24, 24), (24, 128), (2, 4), (1, 1), (1, 16)] {
             let bucket = bucket(rows, parts);
             let step = bucket.rehearsal(2, true);
-            let own = Bucket::of(&step, 256).unwrap();
+            let own = Bucket::of(&step, 256, 8).unwrap();
             assert_eq!((own.rows, own.has_parts()), (rows, bucket.has_parts()));
             assert!(own.parts <= parts);
             assert_eq!(step.groups.len(), 2);

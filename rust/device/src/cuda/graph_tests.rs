@@ -46,7 +46,7 @@ impl Layer {
         let mut output = backend.load_linear(&weight, &options).unwrap();
         output.site = Some(3);
         Self {
-            graphs: StepGraphs::new(300),
+            graphs: StepGraphs::new(300, usize::MAX),
             table: backend.load_linear(&rows, &options).unwrap(),
             cache: backend.alloc_kv_cache(&spec).unwrap(),
             output,
@@ -213,16 +213,33 @@ fn a_recording_that_fails_leaves_steps_of_its_size_as_they_are() {
     assert_eq!(launches, 4, "a row each, a rotation, attention and a product: it is not tried again");
 }
 
+/// A request with so many rows from the first position on.
+fn rows_of_one(count: usize) -> StepMetadata {
+    let slots = (0..count as i64).map(|row| 8 + row).collect();
+    StepMetadata {
+        query_start_loc: vec![0, count as u32],
+        seq_lens: vec![count as u32],
+        groups: vec![KvGroupMetadata { block_tables: vec![1], max_blocks: 1, slot_mapping: slots }],
+        ..decodes(&(0..count).collect::<Vec<_>>())
+    }
+}
+
 #[test]
 fn prompts_are_not_recorded() {
     let mut layer = Layer::new();
-    let prompt = StepMetadata { query_start_loc: vec![0, 2], seq_lens: vec![7], ..decodes(&[5, 6]) };
-    let prompt = StepMetadata {
-        groups: vec![KvGroupMetadata { block_tables: vec![1], max_blocks: 1, slot_mapping: vec![8, 9] }],
-        ..prompt
-    };
-    assert!(!layer.run(&prompt));
+    assert!(!layer.run(&rows_of_one(9)));
     assert!(layer.recording.recorded().is_empty());
+}
+
+#[test]
+fn requests_with_drafts_share_the_recording_of_as_many_rows_unless_theirs_may_have_one_row() {
+    let mut layer = Layer::new();
+    assert!(layer.run(&rows_of_one(4)));
+    assert!(layer.run(&decodes(&[5, 6, 7])));
+    assert_eq!(layer.recording.recorded().len(), 1);
+    layer.graphs.max_request_rows = 1;
+    assert!(!layer.run(&rows_of_one(4)));
+    assert!(layer.run(&decodes(&[5, 6, 7])));
 }
 
 #[test]

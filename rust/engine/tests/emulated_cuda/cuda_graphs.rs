@@ -11,15 +11,15 @@ use kernel_tests::{EmulatedDriver, Order};
 
 use crate::common::{Harness, drawn, gguf, hugging_face, load};
 
-/// Logits of requests that begin with prompts of these lengths and decode in batches of all sizes; and how many steps are
-/// recorded.
+/// Logits of requests that begin with prompts of these lengths and decode in batches of all sizes, in some with more rows, as
+/// drafts have; and how many steps are recorded.
 fn logits(source: &ModelSource, options: CudaOptions, precision: Precision, prompts: &[usize]) -> (Vec<Vec<Vec<f32>>>, usize) {
     let driver = Arc::new(EmulatedDriver::new(Order::Ascending));
     let backend = CudaBackend::with(Arc::<EmulatedDriver>::clone(&driver), options).unwrap();
     let mut runner = load(source, Arc::new(backend), precision, KvDType::F32);
     let vocab_size = runner.config().vocab_size;
     let mut harness = Harness::new(&mut runner, 8);
-    let decoded = 2 * prompts.len() + 4;
+    let decoded = 2 * prompts.len() + 26;
     let sequences: Vec<_> = prompts
         .iter()
         .enumerate()
@@ -35,7 +35,8 @@ fn logits(source: &ModelSource, options: CudaOptions, precision: Precision, prom
         harness.step(&batch);
         // A step with a prompt in between makes buffers larger, and is not recorded.
         if size == 2 {
-            harness.step(&[(sequences[0], 2), (sequences[1], 1)]);
+            harness.step(&[(sequences[0], 3), (sequences[1], 1)]);
+            harness.step(&[(sequences[0], 9), (sequences[1], 1)]);
         }
     }
     let logits = sequences.into_iter().map(|sequence| harness.finish(sequence, 1)).collect();

@@ -371,6 +371,38 @@ fn rows_that_see_keys_behind_them() {
     }
 }
 
+/// Rows with drafts: more of a request than a CTA takes, whose keys come in parts, some of which not all rows see.
+#[test]
+fn few_rows_of_long_requests_see_their_own_keys() {
+    let mut rng = Rng::new(14);
+    let (computed, drafted) = (step(&[(0, 705), (0, 11), (0, 1026)], 8), step(&[(700, 5), (3, 8), (1021, 5)], 8));
+    let [k, v] = [(); 2].map(|()| floats(&mut rng, computed.positions.len() * 2 * 64));
+    let q = floats(&mut rng, drafted.positions.len() * 16 * 64);
+    for (window, dtype) in [None, Some(600)].into_iter().flat_map(|window| [KvDType::BF16, KvDType::Int8].map(|it| (window, it)))
+    {
+        let params = AttentionParams { scale: 0.1, window, ..AttentionParams::new([16, 2, 64], Precision::Fast) };
+        let spec = KvCacheSpec::uniform((400, 8), dtype, KvShape::new(2, 64), 1).unwrap();
+        let run = |backend: &dyn Backend| {
+            let cache = backend.alloc_kv_cache(&spec).unwrap();
+            backend.begin_step(&computed);
+            let [mut k, mut v] = [&k, &v].map(|x| tensor(backend, x, 2 * 64));
+            let mut unused = tensor(backend, &vec![0.0; computed.positions.len() * 16 * 64], 16 * 64);
+            backend.rope_and_cache(RopeArgs::new(&mut unused, Some((&mut k, Some(&mut v))), None, (&cache, 0)), &computed);
+            backend.begin_step(&drafted);
+            let (q, mut out) = (tensor(backend, &q, 16 * 64), backend.alloc(drafted.positions.len(), 16 * 64).unwrap());
+            backend.attention(
+                AttentionArgs { q: &q, out: &mut out, cache: &cache, layer: 0, sinks: None, params, next: None },
+                &drafted,
+            );
+            fetched(backend, out)
+        };
+        for order in [Order::Ascending, Order::Descending] {
+            let cuda = CudaBackend::new(driver(order)).unwrap();
+            assert_close(&run(&cuda), &run(&ReferenceBackend::new()), [1e-2, 0.0], &format!("window {window:?}, {dtype:?}"));
+        }
+    }
+}
+
 #[test]
 fn norms_of_rows_and_of_heads_before_the_cache_is_written() {
     let (mut rng, head_dim, rows) = (Rng::new(6), 24, 6);

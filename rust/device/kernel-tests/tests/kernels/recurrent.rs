@@ -250,7 +250,7 @@ fn decoded(backend: &CudaBackend, kind: usize, batches: &[&[u32]]) -> Vec<f32> {
     let options = LinearOptions { name: "t".into(), precision: Precision::Exact, bias: None };
     let table = backend.load_linear(&table, &options).unwrap();
     let [mut hidden, mut out] = [HIDDEN, weights.width()].map(|cols| backend.alloc(8, cols).unwrap());
-    let (mut graphs, mut done, mut all) = (StepGraphs::new(8), [0; 4], Vec::new());
+    let (mut graphs, mut done, mut all) = (StepGraphs::new(8, 1), [0; 4], Vec::new());
     for slots in batches {
         let positions: Vec<u32> = slots.iter().map(|slot| done[*slot as usize]).collect();
         let step = StepMetadata {
