@@ -1,6 +1,7 @@
 """Speculative decoding against none: tokens a second, interleaved in one run.
 
-    python benches/speculation.py [--model FILE.gguf] [--rounds N] [--tokens N] [--part NAME]
+    python benches/speculation.py [--model FILE.gguf] [--draft-model FILE.gguf] [--device cuda:0] [--rounds N] [--tokens N]
+        [--part NAME]
 
 Ten prompts that ask for parts of themselves (copying.json), one stream, greedy; and the packaged conversations at 1, 8 and 32
 streams. Each round runs each prompt, or each batch of streams, with and without, in turns the one and the other first; medians of
@@ -98,14 +99,19 @@ def main() -> None:
     """Prints two tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=default_model())
+    parser.add_argument("--draft-model", type=Path, help="guesses beside prompt lookup: a smaller model of the same vocabulary")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--part", choices=("copying", "conversations"))
     options = parser.parse_args()
     which = Which.GGUF(str(options.model))
+    draft = Which.GGUF(str(options.draft_model)) if options.draft_model else None
     with (
-        Runner(which=which, pa_gpu_mem=512, prefix_cache_n=0) as without,
-        Runner(which=which, pa_gpu_mem=512, prefix_cache_n=0, speculative="auto") as other,
+        Runner(which=which, device=options.device, pa_gpu_mem=512, prefix_cache_n=0) as without,
+        Runner(
+            which=which, device=options.device, pa_gpu_mem=512, prefix_cache_n=0, speculative="auto", which_draft=draft
+        ) as other,
     ):
         runners = {"without": without, "with": other}
         print(f"{options.model.name}, {options.tokens} tokens at most, medians of {options.rounds} rounds\n")

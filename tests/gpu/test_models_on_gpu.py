@@ -192,6 +192,23 @@ def test_graphs(name: str, graphs: bool, device: str, alone: list[Any]) -> None:
     assert begun_together(either, lambda index: generate(either, prompts(32)[index], NEW), 32) == alone
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+def test_drafts(name: str, device: str, alone: list[Any]) -> None:
+    """A model that is its own draft model is right about itself, and changes no token."""
+    drafted = runner(name, device, which_draft=text_model(name), speculative="draft_model", speculative_gamma=3)
+    assert generate(drafted, prompts(32)[0], NEW) == alone[0]
+    assert begun_together(drafted, lambda index: generate(drafted, prompts(32)[index], NEW), 32) == alone
+    stats = drafted.kv_cache_stats()
+    assert stats["accepted_draft_tokens"] > 0.9 * stats["draft_tokens"] > 0
+
+
+def test_weights_that_are_quantized_anew(device: str) -> None:
+    prompt = prompts(1)[0]
+    changed, loaded = runner("llama", device), runner("llama", device, in_situ_quant="Q8_0")
+    changed.send_re_isq("Q8_0")
+    assert generate(changed, prompt, NEW) == generate(loaded, prompt, NEW) != generate(runner("llama", device), prompt, NEW)
+
+
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_goldens_of_adapters(name: str, device: str) -> None:
     if not (GOLDEN / "lora").is_dir():
