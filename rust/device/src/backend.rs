@@ -358,7 +358,7 @@ pub struct WorkspaceShape {
 pub struct StepGraphs {
     /// Rows of a step that is recorded at most; 0: none is.
     pub max_rows: usize,
-    /// The same of each of its requests: 1 where layers keep states, or rows see keys behind them.
+    /// The same of each of its requests: 1 where rows see keys behind them.
     pub max_request_rows: usize,
     recorded: Option<Box<dyn Any + Send>>,
 }

@@ -156,8 +156,8 @@ impl ModelRunner {
     }
 
     fn new_graphs(&self) -> StepGraphs {
-        let has_one_row = self.config.is_recurrent() || self.config.sees_ahead();
-        StepGraphs::new(self.options.max_num_batched_tokens, if has_one_row { 1 } else { usize::MAX })
+        let max_request_rows = if self.config.sees_ahead() { 1 } else { usize::MAX };
+        StepGraphs::new(self.options.max_num_batched_tokens, max_request_rows)
     }
 
     /// The decoder's hyperparameters.

@@ -23,7 +23,7 @@ use super::{
     driver::{DeviceMemory, Driver, Plain, bytes_of},
     graph_plan::Bucket,
     lora::{AdaptedRows, LoraLists, Uses},
-    recurrent::{RecurrentLists, requests},
+    recurrent::{RecurrentLists, requests, row_requests},
 };
 
 /// Lists begin at a multiple of this.
@@ -229,9 +229,10 @@ impl PaddedLists {
         self.fill(self.positions, &step.positions, 0);
         self.fill(self.rope_positions, &step.rope_positions, 0);
         self.fill(self.requests, &requests(step), NO_REQUEST);
-        // Rows that pad have requests that pad.
-        let rows: Vec<u32> = (0..self.row_requests.len as u32).collect();
-        self.fill(self.row_requests, &rows, 0);
+        if self.row_requests.len > 0 {
+            // There are as many requests as rows: where rows pad, so does the last request.
+            self.fill(self.row_requests, &row_requests(step), self.row_requests.len as u32 - 1);
+        }
         if self.bucket.has_adapters {
             let AdaptedRows { rows, tiles, by_number } = AdaptedRows::of(&step.adapters);
             let [of_rows, of_tiles, of_numbers] = self.adapters;

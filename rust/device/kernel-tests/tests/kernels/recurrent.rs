@@ -240,9 +240,9 @@ fn requests_do_not_see_each_other_and_a_copied_state_goes_on_where_its_source_wa
     }
 }
 
-/// What requests in slots come to that decode from their first token on, `batches` of them in a step; replayed, if the backend
-/// records steps.
-fn decoded(backend: &CudaBackend, kind: usize, batches: &[&[u32]]) -> Vec<f32> {
+/// What requests in slots come to that decode from their first token on, `batches` of them in a step, each with so many rows;
+/// replayed, if the backend records steps.
+fn decoded(backend: &CudaBackend, kind: usize, batches: &[&[(u32, u32)]]) -> Vec<f32> {
     let weights = load(backend, kind);
     let states = states(backend, &weights);
     let rows = Rng::new(3).floats(16 * HIDDEN).iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -250,18 +250,24 @@ fn decoded(backend: &CudaBackend, kind: usize, batches: &[&[u32]]) -> Vec<f32> {
     let options = LinearOptions { name: "t".into(), precision: Precision::Exact, bias: None };
     let table = backend.load_linear(&table, &options).unwrap();
     let [mut hidden, mut out] = [HIDDEN, weights.width()].map(|cols| backend.alloc(8, cols).unwrap());
-    let (mut graphs, mut done, mut all) = (StepGraphs::new(8, 1), [0; 4], Vec::new());
-    for slots in batches {
-        let positions: Vec<u32> = slots.iter().map(|slot| done[*slot as usize]).collect();
+    let (mut graphs, mut done, mut all) = (StepGraphs::new(8, 8), [0; 4], Vec::new());
+    for batch in batches {
+        let rows: Vec<_> =
+            batch.iter().flat_map(|(slot, rows)| (0..*rows).map(|row| (*slot, done[*slot as usize] + row))).collect();
+        let positions: Vec<u32> = rows.iter().map(|(_, position)| *position).collect();
+        let ends = batch.iter().scan(0, |end, (_, rows)| {
+            *end += rows;
+            Some(*end)
+        });
         let step = StepMetadata {
             rope_positions: positions.clone(),
-            query_start_loc: (0..=slots.len() as u32).collect(),
-            seq_lens: positions.iter().map(|position| position + 1).collect(),
-            state_slots: slots.to_vec(),
+            query_start_loc: std::iter::once(0).chain(ends).collect(),
+            seq_lens: batch.iter().map(|(slot, rows)| done[*slot as usize] + rows).collect(),
+            state_slots: batch.iter().map(|(slot, _)| *slot).collect(),
             positions,
             ..StepMetadata::default()
         };
-        let token_ids: Vec<u32> = slots.iter().map(|slot| (slot * 5 + done[*slot as usize] * 3) % 16).collect();
+        let token_ids: Vec<u32> = rows.iter().map(|(slot, position)| (slot * 5 + position * 3) % 16).collect();
         let mut run = |token_ids: &[u32], step: &StepMetadata| {
             let args = EmbedArgs { table: EmbeddingTable::Loaded(&table), token_ids, beyond: None, adapters: &[], scale: 1.0 };
             backend.embed(&args, &mut hidden);
@@ -272,22 +278,31 @@ fn decoded(backend: &CudaBackend, kind: usize, batches: &[&[u32]]) -> Vec<f32> {
         if recorder.is_some_and(|recorder| recorder.begin_recorded(&mut graphs, &token_ids, &step, &mut run)) {
             backend.replay(&mut graphs);
         } else {
-            assert!(recorder.is_none(), "{} requests were not recorded", slots.len());
+            assert!(recorder.is_none(), "{} rows were not recorded", rows.len());
             backend.begin_step(&step);
             run(&token_ids, &step);
         }
-        out.set_rows(slots.len());
+        out.set_rows(rows.len());
         backend.fetch(&mut out);
         all.extend_from_slice(out.as_slice());
-        slots.iter().for_each(|slot| done[*slot as usize] += 1);
+        batch.iter().for_each(|(slot, rows)| done[*slot as usize] += rows);
     }
     all
 }
 
 #[test]
 fn replayed_steps_have_the_states_of_their_own_requests() {
-    // Three are padded to four; a slot begins while a graph of its size is there, and others rest meanwhile.
-    let batches: [&[u32]; 6] = [&[2, 0, 1], &[1], &[3], &[0, 3, 1], &[2, 1], &[3, 2, 0]];
+    // Three are padded to four; a slot begins while a graph of its size is there, and others rest meanwhile. Some have drafts.
+    let batches: [&[(u32, u32)]; 8] = [
+        &[(2, 1), (0, 1), (1, 1)],
+        &[(1, 1)],
+        &[(3, 1)],
+        &[(0, 1), (3, 1), (1, 1)],
+        &[(2, 4), (1, 1)],
+        &[(2, 1), (1, 1)],
+        &[(3, 1), (2, 1), (0, 1)],
+        &[(1, 3)],
+    ];
     for kind in [0, 2, 5, 8] {
         let backend =
             |graphs| CudaBackend::with(driver(Order::Ascending), CudaOptions { graphs, ..CudaOptions::default() }).unwrap();
