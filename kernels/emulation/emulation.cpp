@@ -35,6 +35,7 @@ struct Copy {
 };
 
 // Of __builtin_setjmp: longjmp of the C library looks for handlers to run, which takes longer than most fibers do between jumps.
+// Who jumps is never inlined: a function may not both mark a place and go there.
 using Place = void* [5];
 
 struct Fiber {
@@ -112,7 +113,7 @@ void on_signal(int number, siginfo_t* info, void*) {
 
 [[noreturn]] void fiber_main();
 
-[[noreturn]] void go_on_with(Machine& m, unsigned id) {
+[[noreturn, gnu::noinline]] void go_on_with(Machine& m, unsigned id) {
     Fiber& fiber = m.fibers[id];
     m.current = id;
     threadIdx = {id, 0, 0};
@@ -130,7 +131,7 @@ void on_signal(int number, siginfo_t* info, void*) {
 }
 
 // The next lane of the same warp that is ready, or the scheduler.
-[[noreturn]] void leave(Machine& m) {
+[[noreturn, gnu::noinline]] void leave(Machine& m) {
     const unsigned first = m.current / 32 * 32, step = m.reverse ? -1u : 1u;
     const unsigned lanes = m.kernel->threads - first < 32 ? m.kernel->threads - first : 32;
     for (unsigned lane = m.current % 32 + step; lane < lanes; lane += step) {
