@@ -91,7 +91,7 @@ use crate::{
 /// - `mtp_n_predict`, 1 or more: a head of the model itself, which predicts further tokens (multi-token prediction, MTP), guesses
 ///   so many at most. `mtp_model` is the folder, GGUF file or hub id that has the head, unless that is the model; it guesses 2
 ///   unless `mtp_n_predict` is given. `speculative` is then "auto", where that pays, unless given, or "mtp", always. Of
-///   deepseek_v3, glm4_moe, glm4_moe_lite, qwen3_next and qwen3_5, on a CPU. See docs/speculation.md.
+///   deepseek_v3, glm4_moe, glm4_moe_lite, qwen3_next and qwen3_5. See docs/speculation.md.
 /// - `load_progress` is called with the bytes of weights done and in all while the model loads.
 /// - `lazy`: the model is loaded by the first request, or `reload_model()`, and not now; its files must be there all the same.
 ///

@@ -294,7 +294,10 @@ impl ModelRunner {
         let states = self.states.as_ref();
         let (backend, precision, first_layer) = (&*self.backend, self.options.precision, self.first_layer);
         let run = Run { backend, precision, cache, ropes: &self.tables, states, first_layer };
-        self.weights.decoder.forward(&run, &mut self.graphs, &mut self.activations, (token_ids, images), step);
+        // A graph knows the rope table that grows, and not the one of a step with coordinates.
+        let mut unrecorded = StepGraphs::default();
+        let graphs = if coordinates.is_empty() { &mut self.graphs } else { &mut unrecorded };
+        self.weights.decoder.forward(&run, graphs, &mut self.activations, (token_ids, images), step);
         Ok(())
     }
 

@@ -74,8 +74,8 @@ pub struct DevicePlan {
     pub rounds: Vec<Round>,
     /// See [`AttentionPlan`].
     pub num_parts: usize,
-    /// See [`PlanShape::ends`]; null: each row's end is its position. So it is in every step of a graph, whose requests have a
-    /// row each.
+    /// See [`PlanShape::ends`]; null: each row's end is its position. So it is in every step of a graph, where no row
+    /// sees ahead.
     pub ends: DevicePtr,
 }
 

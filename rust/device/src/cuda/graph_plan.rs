@@ -30,7 +30,8 @@ impl Bucket {
         let num_rows = step.positions.len();
         let rows_of = |pair: &[u32]| (pair[1] - pair[0]) as usize;
         let are_few = |pair: &[u32]| (1..=max_request_rows.min(FEW_ROWS)).contains(&rows_of(pair));
-        let decodes = step.span_ends.is_empty() && step.query_start_loc.windows(2).all(are_few);
+        let see_ahead = step.span_ends.iter().zip(&step.positions).any(|(end, position)| *end > position + 1);
+        let decodes = !see_ahead && step.query_start_loc.windows(2).all(are_few);
         let rows = padded_rows(num_rows);
         if !decodes || num_rows == 0 || rows > max_rows.min(MAX_ROWS) {
             return None;
