@@ -113,6 +113,9 @@ void on_signal(int number, siginfo_t* info, void*) {
 
 [[noreturn]] void fiber_main();
 
+// Threads of the warp that begins with this one.
+unsigned num_lanes(const Machine& m, unsigned first) { return m.kernel->threads - first < 32 ? m.kernel->threads - first : 32; }
+
 [[noreturn, gnu::noinline]] void go_on_with(Machine& m, unsigned id) {
     Fiber& fiber = m.fibers[id];
     m.current = id;
@@ -132,8 +135,7 @@ void on_signal(int number, siginfo_t* info, void*) {
 
 // The next lane of the same warp that is ready, or the scheduler.
 [[noreturn, gnu::noinline]] void leave(Machine& m) {
-    const unsigned first = m.current / 32 * 32, step = m.reverse ? -1u : 1u;
-    const unsigned lanes = m.kernel->threads - first < 32 ? m.kernel->threads - first : 32;
+    const unsigned first = m.current / 32 * 32, lanes = num_lanes(m, first), step = m.reverse ? -1u : 1u;
     for (unsigned lane = m.current % 32 + step; lane < lanes; lane += step) {
         if (m.fibers[first + lane].state == State::Ready) go_on_with(m, first + lane);
     }
@@ -164,7 +166,7 @@ void fiber_main() {
 
 // Runs a warp until none of its lanes is ready; false where none was.
 bool run_warp(Machine& m, unsigned first) {
-    const unsigned lanes = m.kernel->threads - first < 32 ? m.kernel->threads - first : 32;
+    const unsigned lanes = num_lanes(m, first);
     for (bool progress = false;; progress = true) {
         unsigned i = 0;
         const auto id = [&] { return first + (m.reverse ? lanes - 1 - i : i); };

@@ -1,7 +1,7 @@
 // The execution model of CUDA for a C++ compiler: one CTA at a time, its threads as fibers of one OS thread.
 //
-// A fiber runs until it meets a barrier or a warp operation, then the next lane of its warp does. A warp runs until all its lanes
-// are at a barrier, then the next one does. Both go in ascending or descending order of their ids; so runs repeat exactly, and a
+// A fiber runs until it meets a barrier or a warp operation, then the next lane of its warp does. A warp runs until none of its
+// lanes can go on, then the next one does. Both go in ascending or descending order of their ids; so runs repeat exactly, and a
 // result that differs between the two orders shows a missing barrier. Asynchronous copies happen as late as allowed in ascending
 // order, when they are waited for, and at once in descending order. What a GPU leaves undefined stops the process with a message:
 // a barrier that not all threads reach, warp operations that do not meet, misaligned copies, a thread that does not wait for the

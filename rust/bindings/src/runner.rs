@@ -67,10 +67,11 @@ use crate::{
 /// - `device` is "cpu", a GPU such as "cuda:0", or "auto": the first GPU that this build's kernels run on, else the CPU.
 ///   `cpu_tier` forces an instruction set, such as "scalar" or "avx2", for tests and bug reports, and the CPU; `num_threads`,
 ///   1 or more, is the number of worker threads, on a GPU of those that sample.
-/// - `cuda_graphs`: on a GPU, whether steps in which every request decodes are recorded once for their padded size, as a CUDA
-///   graph, and launched as one; on unless given. `attention_backend`: "auto", "split" (the keys of a request that decodes are
-///   read by several multiprocessors at once) or "plain" (by one). `MISTRALRS_CUDA_GRAPHS=0` and `MISTRALRS_FLASHINFER_DECODE=0`
-///   in the environment turn off what is not given.
+/// - `cuda_graphs`: on a GPU, whether steps in which every request has 8 rows at most (those that decode, with or without
+///   drafts) are recorded once for their padded size, as a CUDA graph, and launched as one; on unless given.
+///   `attention_backend`: "auto", "split" (the keys of a request that decodes are read by several multiprocessors at once) or
+///   "plain" (by one). `MISTRALRS_CUDA_GRAPHS=0` and `MISTRALRS_FLASHINFER_DECODE=0` in the environment turn off what is not
+///   given.
 /// - `kv_tier`: a folder for blocks that the pool drops, and for the next process: with the same model, type and prompt it
 ///   fetches them instead of computing the prompt. `kv_tier_size` is its size in MB (2^20 bytes), 1 or more (4096 unless given);
 ///   the least recently used go. The files hold prompts and answers, readable by their owner alone; damaged and foreign ones are

@@ -7,8 +7,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed={}", kernels.display());
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").opt_level(2).debug(false).include(&kernels).file(kernels.join("emulation/emulation.cpp"));
-    // Fibers jump between stacks, which a fortified longjmp takes for a fault. Misaligned accesses and indices out of bounds
-    // trap.
+    // Fibers have stacks of their own, which fortified functions may take for a fault. Misaligned accesses and indices out of
+    // bounds trap.
     for flag in ["-U_FORTIFY_SOURCE", "-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error", "-ffp-contract=off"] {
         build.flag(flag);
     }

@@ -295,6 +295,21 @@ mod tests {
         step
     }
 
+    /// Of layers that see everything, whose keys are cut.
+    fn plain(dtype: KvDType, queries_per_kv: usize) -> PlanShape {
+        PlanShape {
+            queries_per_kv,
+            window: None,
+            chunk: None,
+            mask: Mask::Causal,
+            dtype,
+            latent: None,
+            is_wide: false,
+            alone: false,
+            splits: true,
+        }
+    }
+
     fn shapes() -> impl Iterator<Item = PlanShape> {
         let dtypes = [(KvDType::F32, true), (KvDType::BF16, true), (KvDType::BF16, false)];
         let reaches = [
@@ -311,15 +326,12 @@ mod tests {
                 let masks = [Mask::Causal, Mask::Full, Mask::Spans];
                 masks.into_iter().flat_map(move |mask| {
                     let shape = move |queries_per_kv| PlanShape {
-                        queries_per_kv,
                         window,
                         chunk,
                         mask,
-                        dtype,
-                        latent: None,
-                        is_wide: false,
                         alone,
                         splits: !alone,
+                        ..plain(dtype, queries_per_kv)
                     };
                     [1, 3, 7, 16, 40].into_iter().map(shape)
                 })
@@ -369,17 +381,7 @@ mod tests {
         let step = step(&[(0, 40), (2000, 1), (2000, 8), (2000, 9), (5, 1)]);
         for (queries_per_kv, rows, latent, prompt_rows) in [(32, 1, 32, 1), (20, 1, 4, 8), (16, 2, 16, 2), (3, 10, 3, 10)] {
             for splits in [true, false] {
-                let shape = PlanShape {
-                    queries_per_kv,
-                    window: None,
-                    chunk: None,
-                    mask: Mask::Causal,
-                    dtype: KvDType::BF16,
-                    latent: Some(latent),
-                    is_wide: false,
-                    alone: false,
-                    splits,
-                };
+                let shape = PlanShape { latent: Some(latent), splits, ..plain(KvDType::BF16, queries_per_kv) };
                 let plan = AttentionPlan::new(&step, shape);
                 let of =
                     |works: &[AttentionWork]| (0..5).map(|r| works.iter().filter(|work| work.request == r).count()).collect();
@@ -396,17 +398,7 @@ mod tests {
 
     #[test]
     fn rows_of_a_request_with_drafts_come_in_parts() {
-        let shape = PlanShape {
-            queries_per_kv: 8,
-            window: None,
-            chunk: None,
-            mask: Mask::Causal,
-            dtype: KvDType::BF16,
-            latent: None,
-            is_wide: false,
-            alone: false,
-            splits: true,
-        };
+        let shape = plain(KvDType::BF16, 8);
         let plan = AttentionPlan::new(&step(&[(2000, 8), (2000, 9)]), shape);
         // Four tiles of two rows in four parts each, against two tiles of eight and of one.
         assert_eq!(plan.decode.iter().map(|work| (work.request, work.num_rows)).collect::<Vec<_>>(), [(0, 2); 16]);
@@ -417,17 +409,7 @@ mod tests {
     #[test]
     fn a_row_that_is_alone_is_computed_alike_however_its_prompt_is_cut() {
         for (dtype, queries_per_kv) in [(KvDType::F32, 4), (KvDType::F32, 40), (KvDType::BF16, 4), (KvDType::BF16, 40)] {
-            let shape = PlanShape {
-                queries_per_kv,
-                window: None,
-                chunk: None,
-                mask: Mask::Causal,
-                dtype,
-                latent: None,
-                is_wide: false,
-                alone: true,
-                splits: false,
-            };
+            let shape = PlanShape { alone: true, splits: false, ..plain(dtype, queries_per_kv) };
             let rows = |requests: &[(usize, usize)]| -> Vec<_> {
                 let plan = AttentionPlan::new(&step(requests), shape);
                 assert!(plan.merges.is_empty() && (plan.prefill.is_empty() || plan.decode.is_empty()));
@@ -442,20 +424,7 @@ mod tests {
     #[test]
     fn parts_are_merged_into_the_rows_they_come_from() {
         let step = step(&[(4095, 1), (3000, 2), (5, 1), (9000, 2), (40_000, 1)]);
-        let plan = AttentionPlan::new(
-            &step,
-            PlanShape {
-                queries_per_kv: 8,
-                window: None,
-                chunk: None,
-                mask: Mask::Causal,
-                dtype: KvDType::F16,
-                latent: None,
-                is_wide: false,
-                alone: false,
-                splits: true,
-            },
-        );
+        let plan = AttentionPlan::new(&step, plain(KvDType::F16, 8));
         let mut parts = vec![None; plan.num_parts];
         for work in plan.decode.iter().filter(|work| work.part >= 0) {
             for row in 0..work.num_rows {
@@ -477,17 +446,7 @@ mod tests {
 
     #[test]
     fn what_a_step_has_beyond_the_parts_that_are_kept_follows_in_rounds() {
-        let shape = PlanShape {
-            queries_per_kv: 4,
-            window: None,
-            chunk: None,
-            mask: Mask::Causal,
-            dtype: KvDType::BF16,
-            latent: None,
-            is_wide: false,
-            alone: false,
-            splits: true,
-        };
+        let shape = plain(KvDType::BF16, 4);
         let mut requests = vec![(MAX_PARTS * MIN_PART_KEYS - 1, 1); 150];
         requests[70] = (3, 1);
         let plan = AttentionPlan::new(&step(&requests), shape);
@@ -511,17 +470,7 @@ mod tests {
 
     #[test]
     fn a_request_is_cut_alike_in_every_batch() {
-        let shape = PlanShape {
-            queries_per_kv: 4,
-            window: None,
-            chunk: None,
-            mask: Mask::Causal,
-            dtype: KvDType::BF16,
-            latent: None,
-            is_wide: false,
-            alone: false,
-            splits: true,
-        };
+        let shape = plain(KvDType::BF16, 4);
         let cuts = |step: &StepMetadata, request: u32| -> Vec<_> {
             let plan = AttentionPlan::new(step, shape);
             let mine = plan.decode.iter().filter(|work| work.request == request);
@@ -557,17 +506,7 @@ mod tests {
 
     #[test]
     fn without_splits_a_row_is_finished_by_one_entry() {
-        let shape = PlanShape {
-            queries_per_kv: 4,
-            window: None,
-            chunk: None,
-            mask: Mask::Causal,
-            dtype: KvDType::BF16,
-            latent: None,
-            is_wide: false,
-            alone: false,
-            splits: false,
-        };
+        let shape = PlanShape { splits: false, ..plain(KvDType::BF16, 4) };
         let plan = AttentionPlan::new(&step(&[(20_000, 1), (700, 1)]), shape);
         assert_eq!(plan.decode.iter().map(|work| (work.part, work.key_end)).collect::<Vec<_>>(), [(-1, 20_001), (-1, 701)]);
         assert_eq!((plan.merges.len(), plan.num_parts), (0, 0));

@@ -39,7 +39,7 @@ use super::{
 /// How a GPU computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaOptions {
-    /// Whether steps in which every request decodes are recorded as CUDA graphs.
+    /// Whether steps in which every request has few rows are recorded as CUDA graphs.
     pub graphs: bool,
     /// Whether the keys of a request that decodes are cut into parts, which other multiprocessors read meanwhile.
     pub splits_keys: bool,

@@ -14,7 +14,7 @@ const MIN_BLOCK_SIZE: usize = 8;
 /// The padded size of a step, which alone decides what is launched and with which arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bucket {
-    /// Of all requests.
+    /// Rows of all requests together, padded.
     pub rows: usize,
     /// Parts that the keys of all rows together are cut into at most: as many as rows where none is cut, else more. A few long
     /// requests among many short ones so launch few CTAs that have nothing to do.
@@ -128,6 +128,8 @@ mod tests {
         assert_eq!(Bucket::of(&step(&[(5, 1), (0, 9)]), 256, 8), None);
         let with_span = StepMetadata { span_ends: vec![7, 7], ..step(&[(5, 2)]) };
         assert_eq!(Bucket::of(&with_span, 256, 8), None);
+        let behind_span = StepMetadata { span_ends: vec![6, 7], ..step(&[(5, 2)]) };
+        assert_eq!(Bucket::of(&behind_span, 256, 8), Some(bucket(2, 2)), "its rows see no further than themselves");
         let drafted = step(&[(5, 4), (600, 1)]);
         assert_eq!((Bucket::of(&drafted, 256, 1), Bucket::of(&drafted, 256, 8)), (None, Some(bucket(8, 16))));
         assert_eq!(Bucket::of(&step(&[]), 256, 8), None);

@@ -1,8 +1,8 @@
 //! Engines and requests of the tests.
 
 use engine::{
-    Completion, Engine, EngineConfig, GenerationRequest, MemoryGpuConfig, ModelDType, PagedAttentionConfig, Prompt,
-    SamplingParams,
+    Completion, DraftChoice, DraftModel, Engine, EngineConfig, GenerationRequest, MemoryGpuConfig, ModelDType, MtpHead,
+    PagedAttentionConfig, Prompt, SamplingParams, Speculation,
 };
 
 use super::{gguf, hugging_face};
@@ -57,4 +57,14 @@ pub fn run(engine: &Engine, request: GenerationRequest) -> Vec<u32> {
 pub fn run_together(engine: &Engine, requests: Vec<GenerationRequest>) -> Vec<Vec<u32>> {
     let streams: Vec<_> = requests.into_iter().map(|r| engine.submit(r).unwrap()).collect();
     streams.into_iter().map(|s| tokens(&s.wait().unwrap())).collect()
+}
+
+pub fn drafted_by(draft: &str, choice: DraftChoice, config: &EngineConfig) -> EngineConfig {
+    let draft = DraftModel { source: hugging_face(draft), architecture: None, in_situ_quant: None };
+    EngineConfig { speculation: Some(Speculation::by_model(choice)), draft: Some(draft), ..config.clone() }
+}
+
+pub fn by_head(choice: DraftChoice, config: &EngineConfig) -> EngineConfig {
+    let speculation = Speculation { max_drafts: Some(3), ..Speculation::by_model(choice) };
+    EngineConfig { speculation: Some(speculation), mtp: Some(MtpHead::default()), ..config.clone() }
 }

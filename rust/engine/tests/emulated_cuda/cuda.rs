@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use device::{
-    Backend, BackendMemory,
-    cuda::{CudaBackend, CudaError, CudaOptions, Driver},
+    Backend,
+    cuda::{CudaBackend, CudaError},
 };
 use engine::{
     Completion, CompletionChoice, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, Engine, EngineConfig, EngineError,
@@ -13,22 +13,18 @@ use engine::{
 };
 use kernel_tests::{EmulatedDriver, Order};
 
-use crate::common::{
-    self, gguf, hugging_face,
-    serving::{exact, greedy, pool_of, prompt, request, run, run_together, start, stats, tokens},
+use crate::{
+    MIB,
+    common::{
+        self, gguf, hugging_face,
+        serving::{exact, greedy, pool_of, prompt, request, run, run_together, start, stats, tokens},
+    },
+    used,
 };
-
-const MIB: u64 = 1 << 20;
 
 /// A GPU with so much memory, too little for what is reserved for graphs.
 fn gpu(total_bytes: u64) -> Arc<dyn Backend> {
-    let driver: Arc<dyn Driver> = Arc::new(EmulatedDriver::with_memory(Order::Ascending, total_bytes));
-    Arc::new(CudaBackend::with(driver, CudaOptions { graphs: false, ..CudaOptions::default() }).unwrap())
-}
-
-fn used(backend: &Arc<dyn Backend>) -> u64 {
-    let BackendMemory { total_bytes, available_bytes, .. } = backend.memory().unwrap();
-    total_bytes - available_bytes
+    crate::gpu(total_bytes, false).0
 }
 
 fn refusal(model: &str, config: &EngineConfig, total_bytes: u64) -> String {
@@ -128,14 +124,14 @@ fn the_pool_is_sized_by_the_memory_of_the_card() {
         let full = card.resident() + card.margin;
         assert!(full <= limit + plan.bytes_per_block && full + 2 * plan.bytes_per_block > limit, "{plan}");
         // Of what is planned, workspaces and rope tables are taken with the first step.
-        let loaded = used(&backend);
+        let loaded = used(&*backend);
         let table = (2 * 2 * engine.context_length() * 16) as u64;
         assert!(
             loaded <= card.resident() && loaded + card.workspaces + table + card.margin >= card.resident(),
             "{loaded}: {plan}"
         );
         run(&engine, request(1, 40, 2));
-        assert!(used(&backend) <= full, "{}: {plan}", used(&backend));
+        assert!(used(&*backend) <= full, "{}: {plan}", used(&*backend));
     }
     let engine = Engine::load_onto(&gpu(16 * MIB), &hugging_face("llama"), &config(Some(MemoryGpuConfig::MbAmount(3))), &|_| {});
     let plan = engine.unwrap().memory_ledger().clone();

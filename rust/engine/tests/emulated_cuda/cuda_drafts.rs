@@ -2,48 +2,29 @@
 
 use std::sync::Arc;
 
-use device::{
-    Backend, BackendMemory,
-    cuda::{CudaBackend, CudaOptions, Driver},
+use device::Backend;
+use engine::{DraftChoice, Engine, EngineConfig, GenerationRequest, KvCacheStats, ModelDType, ModelSource, Speculation};
+
+use crate::{
+    MIB,
+    common::{
+        hugging_face, mtp,
+        serving::{self, exact, pool_of, request, run, run_together, start, stats},
+    },
+    gpu, used,
 };
-use engine::{
-    DraftChoice, DraftModel, Engine, EngineConfig, GenerationRequest, KvCacheStats, ModelDType, ModelSource, MtpHead, Speculation,
-};
-use kernel_tests::{EmulatedDriver, Order};
-
-use crate::common::{
-    hugging_face, mtp,
-    serving::{exact, pool_of, request, run, run_together, start, stats},
-};
-
-const MIB: u64 = 1 << 20;
-
-/// A GPU with so much memory, which records graphs where it has enough for two models' of them.
-fn gpu(total_bytes: u64) -> (Arc<EmulatedDriver>, Arc<dyn Backend>) {
-    let driver = Arc::new(EmulatedDriver::with_memory(Order::Ascending, total_bytes));
-    let options = CudaOptions { graphs: total_bytes > 1024 * MIB, ..CudaOptions::default() };
-    let backend = CudaBackend::with(Arc::<EmulatedDriver>::clone(&driver) as Arc<dyn Driver>, options).unwrap();
-    (driver, Arc::new(backend))
-}
-
-fn used(backend: &dyn Backend) -> u64 {
-    let BackendMemory { total_bytes, available_bytes, .. } = backend.memory().unwrap();
-    total_bytes - available_bytes
-}
 
 fn config() -> EngineConfig {
     EngineConfig { max_num_batched_tokens: 24, max_num_seqs: 3, paged_attention: pool_of(400, 8), ..exact() }
 }
 
 fn drafted_by(model: &str, config: &EngineConfig) -> EngineConfig {
-    let draft = DraftModel { source: hugging_face(model), architecture: None, in_situ_quant: None };
     let speculation = Speculation { max_drafts: Some(3), ..Speculation::by_model(DraftChoice::All) };
-    EngineConfig { speculation: Some(speculation), draft: Some(draft), ..config.clone() }
+    EngineConfig { speculation: Some(speculation), ..serving::drafted_by(model, DraftChoice::All, config) }
 }
 
 fn by_head(config: &EngineConfig) -> EngineConfig {
-    let speculation = Speculation { max_drafts: Some(3), ..Speculation::by_model(DraftChoice::All) };
-    EngineConfig { speculation: Some(speculation), mtp: Some(MtpHead::default()), ..config.clone() }
+    serving::by_head(DraftChoice::All, config)
 }
 
 /// More than a step has room for, and two that begin alike.
@@ -62,14 +43,15 @@ fn ask(engine: &Engine) -> (Vec<Vec<u32>>, [u64; 2]) {
 fn answers_are_the_same_with_a_draft_model() {
     let expected = run_together(&start("llama", &config()), requests());
     let drafted = drafted_by("llama", &config());
-    for memory in [64 * MIB, 2048 * MIB] {
-        let (driver, backend) = gpu(memory);
+    // With graphs it is large enough for what is reserved for two models' of them.
+    for (memory, graphs) in [(64 * MIB, false), (2048 * MIB, true)] {
+        let (backend, driver) = gpu(memory, graphs);
         let engine = Engine::load_onto(&backend, &hugging_face("llama"), &drafted, &|_| {}).unwrap();
         let (answers, [tokens, accepted]) = ask(&engine);
         assert_eq!(answers, expected, "{memory} bytes");
         assert!(tokens > 10 && accepted * 10 > tokens * 9, "a model is right about itself: {accepted} of {tokens}");
         let num_recorded = driver.num_recorded();
-        assert_eq!(num_recorded > 0, memory > 1024 * MIB, "{num_recorded} steps were recorded");
+        assert_eq!(num_recorded > 0, graphs, "{num_recorded} steps were recorded");
         assert_eq!(run(&engine, request(1, 17, 8)), expected[0], "from the prefix cache");
     }
 }
@@ -80,7 +62,7 @@ fn check_head(family: &str) {
     let source = ModelSource::HuggingFace { path: checkpoint.path.clone(), tokenizer_json: None };
     let on_cpu = Engine::load(&source, &by_head(&config()), &|_| {}).unwrap();
     let (expected, [_, accepted_there]) = ask(&on_cpu);
-    let (_, backend) = gpu(512 * MIB);
+    let (backend, _) = gpu(512 * MIB, false);
     let engine = Engine::load_onto(&backend, &source, &by_head(&config()), &|_| {}).unwrap();
     let (answers, [tokens, accepted]) = ask(&engine);
     assert_eq!(answers, expected, "{family}");
@@ -106,7 +88,7 @@ fn what_guesses_is_in_the_plan_of_the_card() {
     // The pool takes what is left.
     let whole = EngineConfig { paged_attention: engine::PagedAttentionConfig::default(), ..config() };
     for (source, config) in [(hugging_face("llama"), drafted_by("llama", &whole)), (with_head, by_head(&whole))] {
-        let (_, backend) = gpu(32 * MIB);
+        let (backend, _) = gpu(32 * MIB, false);
         let engine = Engine::load_onto(&backend, &source, &config, &|_| {}).unwrap();
         let plan = engine.memory_ledger();
         let card = plan.devices[0];
@@ -127,7 +109,7 @@ fn weights_that_are_quantized_anew_answer_as_those_that_were_loaded_so_and_the_o
         Engine::load_onto(backend, &hugging_face("llama"), &EngineConfig { dtype: ModelDType::F32, ..isq(name) }, &|_| {})
             .unwrap()
     };
-    let ((_, changed), (_, fresh)) = (gpu(64 * MIB), gpu(64 * MIB));
+    let [(changed, _), (fresh, _)] = [(); 2].map(|()| gpu(64 * MIB, false));
     let (engine, expected) = (load(&changed, None), load(&fresh, Some("Q8_0")));
     let before = run(&engine, request(1, 30, 12));
     let answer = run(&expected, request(1, 30, 12));

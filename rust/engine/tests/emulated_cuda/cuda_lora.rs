@@ -2,26 +2,18 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use device::{
-    Backend,
-    cuda::{CudaBackend, CudaOptions, Driver},
-};
+use device::Backend;
 use engine::{AdapterOptions, Engine, EngineConfig, EngineError, LoadAdapter};
-use kernel_tests::{EmulatedDriver, Order};
 
-use crate::common::{
-    hugging_face,
-    lora::{PEFT, ask, bits, check_some, folder, golden, request, with_adapters},
-    serving::{exact, pool_of, prompt},
+use crate::{
+    MIB,
+    common::{
+        hugging_face,
+        lora::{PEFT, ask, bits, check_some, folder, golden, request, with_adapters},
+        serving::{exact, pool_of, prompt},
+    },
+    gpu, used,
 };
-
-const MIB: u64 = 1 << 20;
-
-fn gpu(total_bytes: u64, graphs: bool) -> (Arc<dyn Backend>, Arc<EmulatedDriver>) {
-    let driver = Arc::new(EmulatedDriver::with_memory(Order::Ascending, total_bytes));
-    let of = Arc::<EmulatedDriver>::clone(&driver) as Arc<dyn Driver>;
-    (Arc::new(CudaBackend::with(of, CudaOptions { graphs, ..CudaOptions::default() }).unwrap()), driver)
-}
 
 fn small() -> EngineConfig {
     EngineConfig {
@@ -109,11 +101,6 @@ fn experts_in_a_mixture_have_the_bits_of_each_alone() {
     assert!(driver.num_recorded() > 0);
 }
 
-fn used(backend: &Arc<dyn Backend>) -> u64 {
-    let memory = backend.memory().unwrap();
-    memory.total_bytes - memory.available_bytes
-}
-
 /// What runs keeps the adapter that it began with, whose memory on the card is then given back.
 #[test]
 fn a_reloaded_alias_serves_nothing_stale_and_leaves_no_memory_behind() {
@@ -121,12 +108,12 @@ fn a_reloaded_alias_serves_nothing_stale_and_leaves_no_memory_behind() {
     let engine = load(&backend, "llama", &small(), &[("it", folder("llama-attn"))]);
     let ids = prompt(1, 12);
     let old = bits(&ask(&engine, ids.clone(), Some("it"), 12));
-    let with_old = used(&backend);
+    let with_old = used(&*backend);
     engine.pause().unwrap();
     let running = engine.submit(request(ids.clone(), Some("it"), 12)).unwrap();
     let in_place = LoadAdapter { in_place: true, ..LoadAdapter::default() };
     let info = engine.load_adapter("it", &folder("llama-layers"), &in_place).unwrap();
-    assert!(used(&backend) >= with_old + info.bytes, "both are on the card");
+    assert!(used(&*backend) >= with_old + info.bytes, "both are on the card");
     let behind = engine.submit(request(ids.clone(), Some("it"), 12)).unwrap();
     engine.resume().unwrap();
     assert_eq!(bits(&running.wait().unwrap()), old);
@@ -134,9 +121,9 @@ fn a_reloaded_alias_serves_nothing_stale_and_leaves_no_memory_behind() {
     assert_ne!(new, old);
     engine.drain().unwrap().wait_timeout(Duration::from_secs(60)).unwrap();
     assert_eq!(engine.adapter_status().unwrap().bytes, info.bytes);
-    let with_new = used(&backend);
+    let with_new = used(&*backend);
     engine.unload_adapter("it", None).unwrap();
-    assert_eq!(with_new - used(&backend), info.bytes, "the card has what only the alias held");
+    assert_eq!(with_new - used(&*backend), info.bytes, "the card has what only the alias held");
 }
 
 /// Adapters are planned beside the weights and the pool, and what does not fit is refused.

@@ -13,7 +13,7 @@ use engine::{
 
 use crate::common::{
     self, hugging_face, mtp, mtp_gguf,
-    serving::{exact, greedy, pool_of, prompt, start, stats},
+    serving::{by_head, drafted_by, exact, greedy, pool_of, prompt, start, stats},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -202,11 +202,6 @@ fn check(model: &str, way: &str, config: &EngineConfig) {
     }
 }
 
-fn drafted_by(draft: &str, choice: DraftChoice, config: &EngineConfig) -> EngineConfig {
-    let draft = DraftModel { source: hugging_face(draft), architecture: None, in_situ_quant: None };
-    EngineConfig { speculation: Some(Speculation::by_model(choice)), draft: Some(draft), ..config.clone() }
-}
-
 fn plain(max_tokens: usize) -> SamplingParams {
     SamplingParams { logprobs: None, ignore_eos: false, ..greedy(max_tokens) }
 }
@@ -328,11 +323,6 @@ fn a_model_that_cannot_draft_is_refused_by_its_reason() {
     let config = EngineConfig { draft: Some(draft), ..drafted_by("llama", DraftChoice::All, &exact()) };
     let error = Engine::load(&hugging_face("llama"), &config, &|_| {}).err().unwrap().to_string();
     assert!(error.contains("must have the vocabulary of its model"), "{error}");
-}
-
-fn by_head(choice: DraftChoice, config: &EngineConfig) -> EngineConfig {
-    let speculation = Speculation { max_drafts: Some(3), ..Speculation::by_model(choice) };
-    EngineConfig { speculation: Some(speculation), mtp: Some(MtpHead::default()), ..config.clone() }
 }
 
 fn load(checkpoint: &mtp::Checkpoint, config: &EngineConfig) -> Engine {
