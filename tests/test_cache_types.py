@@ -103,8 +103,11 @@ def bits(runner: Runner, prompt: list[int]) -> list[Any]:
     return [(t.token_id, t.logprob, [(top.token_id, top.logprob) for top in t.top_logprobs]) for t in tokens(response)]
 
 
-@pytest.mark.parametrize("name", ["F16", "BF16", "Int8"])
-@pytest.mark.parametrize("model", ["smollm2", "llama"])
+LONG = pytest.mark.long
+REAL = [pytest.param("smollm2", name, marks=[] if name == "Int8" else LONG) for name in ["F16", "BF16", "Int8"]]
+
+
+@pytest.mark.parametrize(("model", "name"), [*REAL, ("llama", "F16"), ("llama", "BF16"), ("llama", "Int8")])
 def test_deterministic(model: str, name: str, smollm2_path: Path) -> None:
     """Quantized and bfloat16 weights: the same bits cold, warm, together, chunked, preempted, on more threads."""
     which = Which.GGUF(str(smollm2_path)) if model == "smollm2" else text_model(model, ModelDType.Auto)
@@ -135,7 +138,7 @@ def test_deterministic(model: str, name: str, smollm2_path: Path) -> None:
     pytest.fail("no request was ever preempted")
 
 
-@pytest.mark.parametrize("name", ["F16", "BF16", "Int8"])
+@pytest.mark.parametrize("name", [pytest.param("F16", marks=LONG), "BF16", pytest.param("Int8", marks=LONG)])
 def test_deterministic_choices(name: str, smollm2_path: Path) -> None:
     """Choices that copy blocks of one prompt on write: the same bits as one after another, and as their scores."""
     # Its last block is not full: every choice but one has to copy it.

@@ -100,7 +100,8 @@ def test_a_pool_that_is_too_small_for_all_preempts_and_still_answers_in_full() -
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("block_size", [pytest.param(16, marks=pytest.mark.long), 32])
+@pytest.mark.long
+@pytest.mark.parametrize("block_size", [16, 32])
 def test_paged_runs_six_times_as_many_of_the_default_model(smollm2_path: Path, block_size: int) -> None:
     which = Which.GGUF(str(smollm2_path))
     naive, paged = (memory.run(mode, 7, which, kv_mb=190, block_size=block_size) for mode in memory.MODES)

@@ -65,7 +65,7 @@ def test_resident_memory_is_what_was_planned(model: str, request: pytest.Fixture
     # A thread that others left no work writes to none of its buffers: one of three must come to it.
     all_figures = []
     for _ in range(3):
-        figures = measure(request.getfixturevalue(model), 2048)
+        figures = measure(request.getfixturevalue(model), 1024)
         all_figures.append(figures)
         assert figures["cached"] >= 0.9 * figures["blocks"]  # every block has been written
         assert figures["grown"] <= 1.02 * figures["planned"], figures

@@ -82,12 +82,18 @@ class Server:
         connection.close()
         return response, body
 
-    def chat(self, text: str, **options: Any) -> dict[str, Any]:
+    @contextmanager
+    def asked(self, text: str, **options: Any) -> Iterator[http.client.HTTPConnection]:
+        """A request that was sent; without anyone who reads its answer it is canceled."""
         connection = http.client.HTTPConnection(self.address, timeout=120)
         body = {"model": "default", "messages": [{"role": "user", "content": text}], **options}
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
-        answer = json.loads(connection.getresponse().read())
+        yield connection
         connection.close()
+
+    def chat(self, text: str, **options: Any) -> dict[str, Any]:
+        with self.asked(text, **options) as connection:
+            answer = json.loads(connection.getresponse().read())
         assert "choices" in answer, answer
         return answer
 
@@ -226,7 +232,7 @@ def test_the_cells_of_the_map_are_the_blocks_of_the_pool(server: Server) -> None
     # Leaves cached blocks behind.
     server.chat(LONG, max_tokens=2)
     threads = [
-        threading.Thread(target=server.chat, args=(text,), kwargs={"max_tokens": 400, "ignore_eos": True, "n": n})
+        threading.Thread(target=server.chat, args=(text,), kwargs={"max_tokens": 300, "ignore_eos": True, "n": n})
         for text, n in [(LONG, 3), ("Tell me of the sea.", 1)]
     ]
     moments = []
@@ -307,7 +313,6 @@ def test_a_running_request_is_in_the_table_and_its_blocks_stand_out(server: Serv
 def test_tokens_a_second_are_those_of_successive_events(server: Server) -> None:
     server.open()
     server.until(lambda: server.text("status") == "live")
-    thread = threading.Thread(target=server.chat, args=("Count.",), kwargs={"max_tokens": 1500, "ignore_eos": True})
     read = """
         const [row] = document.getElementById("requests").tBodies[0].rows;
         const text = document.getElementById("rate").textContent;
@@ -315,12 +320,11 @@ def test_tokens_a_second_are_those_of_successive_events(server: Server) -> None:
         return row ? { time: Number(time), rate: Number(text), row: Number(row.cells[7].textContent) } : null;
     """
     shown = []
-    with recorded(server) as events:
-        thread.start()
-        while thread.is_alive():
+    with recorded(server) as events, server.asked("Count.", max_tokens=1500, ignore_eos=True):
+        end = time.monotonic() + 8
+        while time.monotonic() < end:
             shown.append(server.browser.execute_script(read))
             time.sleep(0.1)
-        thread.join()
         recording = dict(events)
     compared = 0
     for moment in filter(None, shown):

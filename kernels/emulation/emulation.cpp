@@ -164,27 +164,35 @@ void fiber_main() {
     }
 }
 
-// Runs a warp until none of its lanes is ready; false where none was.
-bool run_warp(Machine& m, unsigned first) {
-    const unsigned lanes = num_lanes(m, first);
-    for (bool progress = false;; progress = true) {
-        unsigned i = 0;
-        const auto id = [&] { return first + (m.reverse ? lanes - 1 - i : i); };
-        while (i < lanes && m.fibers[id()].state != State::Ready) i++;
-        if (i == lanes) return progress;
-        if (__builtin_setjmp(m.scheduler) == 0) go_on_with(m, id());
-    }
-}
-
-// Makes ready who waits at a place, and returns how many do.
-unsigned release(Machine& m, State place) {
+// Makes ready who of these threads waits at a place, and returns how many do.
+unsigned release(Machine& m, State place, unsigned first, unsigned threads) {
     unsigned released = 0;
-    for (unsigned id = 0; id < m.kernel->threads; id++) {
+    for (unsigned id = first; id < first + threads; id++) {
         if (m.fibers[id].state != place) continue;
         m.fibers[id].state = State::Ready;
         released++;
     }
     return released;
+}
+
+// The first of a warp's threads, in the order of the run, that is ready; MAX_THREADS where none is.
+unsigned first_ready(const Machine& m, unsigned first, unsigned lanes) {
+    for (unsigned i = 0; i < lanes; i++) {
+        const unsigned id = first + (m.reverse ? lanes - 1 - i : i);
+        if (m.fibers[id].state == State::Ready) return id;
+    }
+    return MAX_THREADS;
+}
+
+// Runs a warp until none of its lanes is ready; false where none was.
+bool run_warp(Machine& m, unsigned first) {
+    const unsigned lanes = num_lanes(m, first);
+    for (bool progress = false;; progress = true) {
+        unsigned id = first_ready(m, first, lanes);
+        if (id == MAX_THREADS && release(m, State::AtInputs, first, lanes) > 0) id = first_ready(m, first, lanes);
+        if (id == MAX_THREADS) return progress;
+        if (__builtin_setjmp(m.scheduler) == 0) go_on_with(m, id);
+    }
 }
 
 void run_cta(Machine& m) {
@@ -195,7 +203,7 @@ void run_cta(Machine& m) {
     for (;;) {
         bool progress = false;
         for (unsigned i = 0; i < warps; i++) progress |= run_warp(m, 32 * (m.reverse ? warps - 1 - i : i));
-        if (progress || release(m, State::AtInputs) > 0) continue;
+        if (progress) continue;
         unsigned finished = 0, at_barrier = 0;
         for (unsigned id = 0; id < threads; id++) {
             finished += m.fibers[id].state == State::Finished;
@@ -205,7 +213,7 @@ void run_cta(Machine& m) {
         if (at_barrier != threads) {
             fail("of %u threads %u wait at a barrier and %u have ended; the others wait in warp operations", threads, at_barrier, finished);
         }
-        release(m, State::AtBarrier);
+        release(m, State::AtBarrier, 0, threads);
     }
 }
 
@@ -253,7 +261,8 @@ void barrier() { pause(State::AtBarrier); }
 void wait_for_inputs() {
     Machine& m = machine();
     m.fibers[m.current].has_waited = true;
-    // All of a CTA go on together: so pages are opened and closed once a CTA, and not once a thread.
+    // All of a warp go on together: so pages are opened and closed once a warp, and not once a thread. To meet all of a CTA here
+    // would be a barrier that a GPU has not.
     if (!m.produced.empty()) pause(State::AtInputs);
 }
 

@@ -46,7 +46,7 @@ void warp(unsigned mask, Together operation, void* mine);
 // __syncthreads.
 void barrier();
 
-// The kernel before is done. Every thread of a kernel comes here.
+// The kernel before is done. Every thread of a kernel comes here. Lanes of a warp go on together; warps do not meet.
 void wait_for_inputs();
 
 void copy_async(void* shared, const void* global, unsigned bytes, unsigned source_bytes);

@@ -23,8 +23,9 @@ const PREFILL_VECTORS: usize = 64;
 const WIDE_PREFILL_VECTORS: usize = 32;
 /// The same of `latent_*`, whose CTAs may share the query heads.
 pub const LATENT_VECTORS: usize = 32;
-/// Rows of a request whose keys are cut, though they may be in several CTAs: one that decodes, with drafts.
-pub const FEW_ROWS: usize = 8;
+/// Rows of a request whose keys are cut, though they may be in several CTAs: one that decodes, and the 8 drafts that are made
+/// unless it is said how many.
+pub const FEW_ROWS: usize = 9;
 /// A part of the keys begins at a multiple of this.
 const KEY_TILE: usize = 64;
 /// Keys of a part at least. Measured on an H100 with 64 query heads, 8 KV heads and D 128 in bf16, parts of 512 keys against
@@ -375,10 +376,10 @@ mod tests {
         }
     }
 
-    /// Latent attention: the keys of up to eight rows come in parts, and more rows are tiles with a share of the heads.
+    /// Latent attention: the keys of few rows come in parts, and more rows are tiles with a share of the heads.
     #[test]
     fn rows_of_latent_attention_come_in_parts_or_tiles() {
-        let step = step(&[(0, 40), (2000, 1), (2000, 8), (2000, 9), (5, 1)]);
+        let step = step(&[(0, 40), (2000, 1), (2000, 9), (2000, 10), (5, 1)]);
         for (queries_per_kv, rows, latent, prompt_rows) in [(32, 1, 32, 1), (20, 1, 4, 8), (16, 2, 16, 2), (3, 10, 3, 10)] {
             for splits in [true, false] {
                 let shape = PlanShape { latent: Some(latent), splits, ..plain(KvDType::BF16, queries_per_kv) };
@@ -387,8 +388,8 @@ mod tests {
                     |works: &[AttentionWork]| (0..5).map(|r| works.iter().filter(|work| work.request == r).count()).collect();
                 let (decode, prefill): (Vec<_>, Vec<_>) = (of(&plan.decode), of(&plan.prefill));
                 let parts = if splits { 4 } else { 1 };
-                assert_eq!(decode, [0, parts, parts * 8_usize.div_ceil(rows), 0, 1], "{queries_per_kv} heads");
-                assert_eq!(prefill, [40_usize.div_ceil(prompt_rows), 0, 0, 9_usize.div_ceil(prompt_rows), 0], "{latent} heads");
+                assert_eq!(decode, [0, parts, parts * 9_usize.div_ceil(rows), 0, 1], "{queries_per_kv} heads");
+                assert_eq!(prefill, [40_usize.div_ceil(prompt_rows), 0, 0, 10_usize.div_ceil(prompt_rows), 0], "{latent} heads");
                 assert!(plan.prefill.iter().all(|work| work.key_begin == 0 && work.part == -1));
                 assert!(plan.prefill.iter().all(|work| work.num_rows as usize <= prompt_rows));
                 assert!(plan.decode.iter().all(|work| work.num_rows as usize <= rows));
@@ -399,11 +400,12 @@ mod tests {
     #[test]
     fn rows_of_a_request_with_drafts_come_in_parts() {
         let shape = plain(KvDType::BF16, 8);
-        let plan = AttentionPlan::new(&step(&[(2000, 8), (2000, 9)]), shape);
-        // Four tiles of two rows in four parts each, against two tiles of eight and of one.
-        assert_eq!(plan.decode.iter().map(|work| (work.request, work.num_rows)).collect::<Vec<_>>(), [(0, 2); 16]);
-        assert_eq!(plan.prefill.iter().map(|work| (work.request, work.num_rows)).collect::<Vec<_>>(), [(1, 8), (1, 1)]);
-        assert_eq!(plan.merges.len(), 8);
+        let plan = AttentionPlan::new(&step(&[(2000, 9), (2000, 10)]), shape);
+        // Four tiles of two rows and one of one in four parts each, against two tiles of eight and of two.
+        let of_decode: Vec<_> = plan.decode.iter().map(|work| (work.request, work.num_rows)).collect();
+        assert_eq!(of_decode, [[(0, 2); 16].as_slice(), &[(0, 1); 4]].concat());
+        assert_eq!(plan.prefill.iter().map(|work| (work.request, work.num_rows)).collect::<Vec<_>>(), [(1, 8), (1, 2)]);
+        assert_eq!(plan.merges.len(), 9);
     }
 
     #[test]
@@ -488,7 +490,7 @@ mod tests {
         let alone = alone.map(|positions| positions.iter().map(|position| (*position, 1)).collect::<Vec<_>>());
         // With drafts, some of which are behind the place where a window or a part begins.
         let drafted =
-            [&[(0, 8)][..], &[(508, 7), (5, 1)], &[(5028, 5), (4090, 8), (1020, 4)], &[(70_000, 8); 8], &[(91, 6), (93, 3)]];
+            [&[(0, 9)][..], &[(508, 7), (5, 1)], &[(5028, 5), (4090, 9), (1020, 4)], &[(70_000, 8); 8], &[(91, 6), (93, 3)]];
         for requests in alone.into_iter().chain(drafted.map(<[_]>::to_vec)) {
             let step = step(&requests);
             let bucket = Bucket::of(&step, 256, FEW_ROWS).unwrap();

@@ -100,6 +100,11 @@ impl CudaBackend {
                     None
                 }
             };
+            {
+                let State { constants, groups, .. } = &mut *self.state();
+                constants.mark_recorded();
+                groups.mark_recorded();
+            }
             // Recording makes buffers, and graphs that knew smaller ones are no good.
             graphs.know(self.buffers());
             graphs.by_bucket.insert(bucket, recorded);

@@ -115,7 +115,8 @@ mod tests {
 
     #[test]
     fn rows_are_padded_to_few_sizes_that_hold_them() {
-        let padded: Vec<_> = (1..=MAX_ROWS).map(|n| Bucket::of(&step(&vec![(7, 1); n]), MAX_ROWS, 8).unwrap().rows).collect();
+        let padded: Vec<_> =
+            (1..=MAX_ROWS).map(|n| Bucket::of(&step(&vec![(7, 1); n]), MAX_ROWS, FEW_ROWS).unwrap().rows).collect();
         assert!((1..).zip(&padded).all(|(n, rows)| n <= *rows && *rows <= 2 * n));
         let mut sizes = padded;
         sizes.dedup();
@@ -125,27 +126,27 @@ mod tests {
 
     #[test]
     fn steps_with_prompts_or_too_many_rows_have_no_bucket() {
-        assert_eq!(Bucket::of(&step(&[(5, 1), (0, 9)]), 256, 8), None);
+        assert_eq!(Bucket::of(&step(&[(5, 1), (0, 10)]), 256, FEW_ROWS), None);
         let with_span = StepMetadata { span_ends: vec![7, 7], ..step(&[(5, 2)]) };
-        assert_eq!(Bucket::of(&with_span, 256, 8), None);
+        assert_eq!(Bucket::of(&with_span, 256, FEW_ROWS), None);
         let behind_span = StepMetadata { span_ends: vec![6, 7], ..step(&[(5, 2)]) };
-        assert_eq!(Bucket::of(&behind_span, 256, 8), Some(bucket(2, 2)), "its rows see no further than themselves");
+        assert_eq!(Bucket::of(&behind_span, 256, FEW_ROWS), Some(bucket(2, 2)), "its rows see no further than themselves");
         let drafted = step(&[(5, 4), (600, 1)]);
-        assert_eq!((Bucket::of(&drafted, 256, 1), Bucket::of(&drafted, 256, 8)), (None, Some(bucket(8, 16))));
-        assert_eq!(Bucket::of(&step(&[]), 256, 8), None);
-        assert_eq!(Bucket::of(&step(&[(5, 1); 257]), 1000, 8), None);
-        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 15, 8), None, "16 rows do not fit");
-        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 16, 8), Some(bucket(16, 16)));
+        assert_eq!((Bucket::of(&drafted, 256, 1), Bucket::of(&drafted, 256, FEW_ROWS)), (None, Some(bucket(8, 16))));
+        assert_eq!(Bucket::of(&step(&[]), 256, FEW_ROWS), None);
+        assert_eq!(Bucket::of(&step(&[(5, 1); 257]), 1000, FEW_ROWS), None);
+        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 15, FEW_ROWS), None, "16 rows do not fit");
+        assert_eq!(Bucket::of(&step(&[(5, 1); 9]), 16, FEW_ROWS), Some(bucket(16, 16)));
         // As many rows as requests, but not one each.
         let uneven = StepMetadata { query_start_loc: vec![0, 0, 2], ..step(&[(5, 1), (6, 1)]) };
-        assert_eq!(Bucket::of(&uneven, 256, 8), None);
+        assert_eq!(Bucket::of(&uneven, 256, FEW_ROWS), None);
     }
 
     #[test]
     fn parts_are_padded_by_what_all_requests_have() {
         let parts = |positions: &[u32]| {
             let requests: Vec<_> = positions.iter().map(|p| (*p, 1)).collect();
-            Bucket::of(&step(&requests), 256, 8).unwrap().parts
+            Bucket::of(&step(&requests), 256, FEW_ROWS).unwrap().parts
         };
         assert_eq!([parts(&[0]), parts(&[511, 3]), parts(&[512]), parts(&[2047, 9])], [1, 2, 2, 8]);
         assert_eq!([parts(&[2048]), parts(&[100_000]), parts(&[100_000, 1]), parts(&[5000; 2])], [8, 64, 128, 32]);
@@ -161,8 +162,8 @@ mod tests {
     #[test]
     fn steps_with_more_parts_than_are_kept_have_no_bucket() {
         // 16 parts each.
-        assert_eq!(Bucket::of(&step(&[(8191, 1); 256]), 256, 8), Some(bucket(256, 4096)));
-        assert_eq!(Bucket::of(&step(&[(8192, 1); 256]), 256, 8), None);
+        assert_eq!(Bucket::of(&step(&[(8191, 1); 256]), 256, FEW_ROWS), Some(bucket(256, 4096)));
+        assert_eq!(Bucket::of(&step(&[(8192, 1); 256]), 256, FEW_ROWS), None);
         assert_eq!(Bucket::largest(256), Bucket { has_adapters: true, ..bucket(256, 4096) });
         assert_eq!(Bucket::largest(8), Bucket { has_adapters: true, ..bucket(8, 512) });
     }
@@ -182,7 +183,7 @@ mod tests {
         for (rows, parts) in [(24, 24), (24, 128), (2, 4), (1, 1), (1, 16)] {
             let bucket = bucket(rows, parts);
             let step = bucket.rehearsal(2, true);
-            let own = Bucket::of(&step, 256, 8).unwrap();
+            let own = Bucket::of(&step, 256, FEW_ROWS).unwrap();
             assert_eq!((own.rows, own.has_parts()), (rows, bucket.has_parts()));
             assert!(own.parts <= parts);
             assert_eq!(step.groups.len(), 2);

@@ -227,7 +227,7 @@ fn rows_of_one(count: usize) -> StepMetadata {
 #[test]
 fn prompts_are_not_recorded() {
     let mut layer = Layer::new();
-    assert!(!layer.run(&rows_of_one(9)));
+    assert!(!layer.run(&rows_of_one(10)));
     assert!(layer.recording.recorded().is_empty());
 }
 

@@ -68,6 +68,11 @@ impl Groups {
         Ok(Group { first, w: w.at(), bias, sites: sites.at() })
     }
 
+    /// See [`Made::mark_recorded`].
+    pub fn mark_recorded(&mut self) {
+        self.0.mark_recorded();
+    }
+
     /// See [`Made::clear_lost`].
     pub fn clear_lost(&mut self) -> u64 {
         self.0.clear_lost()

@@ -126,9 +126,16 @@ impl RowNumbers {
 
 /// What was made on the device of values that others share, for as long as they do.
 pub struct Made<T: ?Sized, V> {
-    by_address: HashMap<usize, (Weak<T>, V)>,
-    /// How often some were given up.
+    by_address: HashMap<usize, Entry<T, V>>,
+    /// How often some were given up that graphs may know.
     losses: u64,
+}
+
+struct Entry<T: ?Sized, V> {
+    values: Weak<T>,
+    made: V,
+    /// Whether a graph was recorded since it was made.
+    is_recorded: bool,
 }
 
 impl<T: ?Sized, V> Default for Made<T, V> {
@@ -143,18 +150,28 @@ impl<T: ?Sized, V> Made<T, V> {
         let address = Arc::as_ptr(values).cast::<()>() as usize;
         // A weak reference keeps its address from being given to others, so an entry is either of these values or of none that
         // live.
-        if self.by_address.get(&address).is_none_or(|(weak, _)| weak.strong_count() == 0) {
+        if self.by_address.get(&address).is_none_or(|entry| entry.values.strong_count() == 0) {
             self.clear_lost();
-            self.by_address.insert(address, (Arc::downgrade(values), make()?));
+            self.by_address.insert(address, Entry { values: Arc::downgrade(values), made: make()?, is_recorded: false });
         }
-        Ok(&self.by_address[&address].1)
+        Ok(&self.by_address[&address].made)
     }
 
-    /// Gives up what is of values that are gone, and tells how often that has happened.
+    /// A graph was recorded: it may know all that there is.
+    pub fn mark_recorded(&mut self) {
+        self.by_address.values_mut().for_each(|entry| entry.is_recorded = true);
+    }
+
+    /// Gives up what is of values that are gone, and tells how often some of it was what graphs may know. What serves a single
+    /// step, as a table of rotations for its rows does, is nothing to them.
     pub fn clear_lost(&mut self) -> u64 {
-        let before = self.by_address.len();
-        self.by_address.retain(|_, (weak, _)| weak.strong_count() > 0);
-        self.losses += u64::from(self.by_address.len() < before);
+        let mut is_known = false;
+        self.by_address.retain(|_, entry| {
+            let lives = entry.values.strong_count() > 0;
+            is_known |= !lives && entry.is_recorded;
+            lives
+        });
+        self.losses += u64::from(is_known);
         self.losses
     }
 }
@@ -169,8 +186,34 @@ impl Constants {
         self.0.of(values, || DeviceMemory::of(driver, values)).map(DeviceMemory::at)
     }
 
+    /// See [`Made::mark_recorded`].
+    pub fn mark_recorded(&mut self) {
+        self.0.mark_recorded();
+    }
+
     /// See [`Made::clear_lost`].
     pub fn clear_lost(&mut self) -> u64 {
         self.0.clear_lost()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_loss_of_what_graphs_may_know_is_told() {
+        let mut made = Made::<Vec<f32>, u32>::default();
+        let [kept, replaced, of_a_step] = [1.0, 2.0, 3.0].map(|value| Arc::new(vec![value]));
+        assert_eq!(*made.of(&kept, || Ok(7)).unwrap(), 7);
+        made.of(&replaced, || Ok(8)).unwrap();
+        made.mark_recorded();
+        made.of(&of_a_step, || Ok(9)).unwrap();
+        drop(of_a_step);
+        assert_eq!((made.clear_lost(), made.by_address.len()), (0, 2), "no graph was recorded since");
+        drop(replaced);
+        assert_eq!((made.clear_lost(), made.by_address.len()), (1, 1));
+        assert_eq!(*made.of(&kept, || unreachable!()).unwrap(), 7);
+        assert_eq!(made.clear_lost(), 1);
     }
 }

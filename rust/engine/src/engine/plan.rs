@@ -5,14 +5,17 @@ mod counter;
 mod saved;
 #[cfg(test)]
 mod tests;
+mod workspaces;
 
 use std::fmt;
 
-use device::{Backend, DType, DeviceError, KvDType, KvSource, Precision, RecurrentPhases, WorkspaceShape};
+use device::{Backend, DeviceError, KvDType, KvSource, Precision, RecurrentPhases};
 use paged::{CacheConfig, ConfigError, KvShape, MemoryGpuConfig, ModelConfigLike, PoolLimits, Retention, calculate_cache_config};
 
 pub use bytes::DeviceBytes;
 use counter::Counter;
+pub(super) use workspaces::plan_workspaces;
+use workspaces::{adapter_workspace_bytes, workspace_shape};
 
 use super::{DEFAULT_MTP_DRAFTS, EngineConfig, ModelDType, snapshots};
 use crate::{
@@ -21,7 +24,7 @@ use crate::{
     media::{Encoders, MediaConfig, MediaEncoder, TowerWeights},
     model::{
         DecoderConfig,
-        config::{AttentionConfig, FfnConfig, LayerConfig, Norms},
+        config::{AttentionConfig, FfnConfig, LayerConfig},
         decoder::{Activations, Decoder, Head},
         rope::GrowingRope,
     },
@@ -419,13 +422,8 @@ fn beside_kv(
     for (bytes, weights) in bytes.iter_mut().zip(&counter.bytes) {
         bytes.weights = *weights;
     }
-    if let Some(draft) = model.draft {
-        let mut counter = Counter::new((draft.weights, draft.isq), devices, precision(config), layers);
-        if draft.config.head_layer.is_some() {
-            Head::new(&mut counter, draft.config)?;
-        } else {
-            Decoder::new(&mut counter, draft.config)?;
-        }
+    let drafting = count_draft(model, config, devices, layers)?;
+    if let (Some(draft), Some(counter)) = (model.draft, &drafting) {
         bytes[0].weights += counter.bytes.iter().sum::<u64>();
         bytes[0].activations += activation_bytes(draft.config, config, longest);
     }
@@ -438,7 +436,7 @@ fn beside_kv(
         }
         bytes[0].weights += counter.bytes;
     }
-    let shape = workspace_shape(model, config, longest, [counter.layer_dtype, counter.lm_head_dtype]);
+    let shape = workspace_shape(model, config, longest, (&counter, drafting.as_ref()));
     match devices {
         PlannedDevices::Own { backend, loaded } => {
             let memory = backend.memory()?;
@@ -482,63 +480,20 @@ fn count<'a>(
     Ok(counter)
 }
 
-/// Tells a backend which buffers were planned for it.
-pub(super) fn plan_workspaces(
-    model: PlannedModel<'_>,
+fn count_draft<'a>(
+    model: PlannedModel<'a>,
     config: &EngineConfig,
-    backend: &dyn Backend,
-    plan: &MemoryPlan,
-) -> Result<(), EngineError> {
-    let devices = PlannedDevices::Own { backend, loaded: 0 };
-    let layers = KvLayers::of(&model, devices);
-    let counter = count(model, config, devices, &layers)?;
-    let dtypes = [counter.layer_dtype, counter.lm_head_dtype];
-    backend.plan_workspaces(&workspace_shape(model, config, plan.servable_tokens(), dtypes));
-    Ok(())
-}
-
-/// What a step with adapters needs on top: products that stand by themselves before they are added or gated.
-fn adapter_workspace_bytes(model: &DecoderConfig, config: &EngineConfig) -> u64 {
-    let inner = model.largest(|layer| layer.ffn.intermediate_size().max(layer.attention.q_size()));
-    let of_tokens = config.max_num_batched_tokens.saturating_mul(2 * (model.hidden_size + inner));
-    let of_logits = max_logit_rows(config.max_num_seqs).saturating_mul(model.hidden_size + model.vocab_size);
-    (of_tokens.saturating_add(of_logits) as u64).saturating_mul(size_of::<f32>() as u64)
-}
-
-/// What the kernels need buffers for, in requests of up to `longest` tokens; matrices of layers, and that of logits, are stored
-/// so.
-fn workspace_shape(
-    planned: PlannedModel<'_>,
-    config: &EngineConfig,
-    longest: usize,
-    [dtype, lm_head_dtype]: [DType; 2],
-) -> WorkspaceShape {
-    let model = planned.config;
-    let largest = |value: fn(&AttentionConfig) -> usize| model.largest(|layer| value(&layer.attention));
-    let shape = WorkspaceShape {
-        num_tokens: config.max_num_batched_tokens,
-        seq_len: longest,
-        hidden_size: model.hidden_size,
-        intermediate_size: model.largest(|layer| layer.ffn.intermediate_size()),
-        num_heads: largest(|attention| attention.num_heads),
-        num_kv_heads: largest(|attention| attention.num_kv_heads),
-        queries_per_kv: largest(|attention| attention.num_heads / attention.num_kv_heads),
-        head_dim: largest(|attention| attention.head_dim),
-        dtype,
-        num_logit_rows: max_logit_rows(config.max_num_seqs),
-        num_sampled_rows: config.max_num_seqs,
-        vocab_size: model.vocab_size,
-        lm_head_dtype,
-        precision: precision(config),
-        post_norms: model.layers.iter().any(|layer| layer.norms != Norms::Before),
-        gated: model.layers.iter().any(|layer| layer.ffn.is_gated()),
-        num_experts: model.largest(|layer| layer.ffn.num_experts()),
-        num_chosen_experts: model.largest(|layer| layer.ffn.num_chosen_experts()),
-        expert_latent_size: model.largest(|layer| layer.ffn.latent_size()),
-        recurrent_width: model.largest(|layer| layer.recurrent.map_or(0, |it| it.projected_width(model.hidden_size))),
-        has_latent: model.layers.iter().any(|layer| layer.attention.latent.is_some()),
-    };
-    planned.media.map_or(shape, |(media, _)| media.iter().fold(shape, |shape, config| config.widen(shape)))
+    devices: PlannedDevices<'a>,
+    layers: &'a KvLayers<'a>,
+) -> Result<Option<Counter<'a>>, EngineError> {
+    let Some(draft) = model.draft else { return Ok(None) };
+    let mut counter = Counter::new((draft.weights, draft.isq), devices, precision(config), layers);
+    if draft.config.head_layer.is_some() {
+        Head::new(&mut counter, draft.config)?;
+    } else {
+        Decoder::new(&mut counter, draft.config)?;
+    }
+    Ok(Some(counter))
 }
 
 /// What is kept of each request for a head to go on from: a hidden state of its last token, and of each draft.

@@ -6,10 +6,19 @@ use device::{
     KvDType, Precision,
     cuda::{CudaBackend, CudaOptions},
 };
-use engine::ModelSource;
+use engine::{Engine, EngineConfig, GenerationRequest, Message, MessageContent, ModelSource, images::RgbImage};
 use kernel_tests::{EmulatedDriver, Order};
+use serde_json::json;
 
-use crate::common::{Harness, drawn, gguf, hugging_face, load};
+use crate::{
+    MIB,
+    common::{
+        Harness, drawn, gguf, hugging_face, load,
+        media::{self, bits},
+        serving::{greedy, request},
+    },
+    gpu,
+};
 
 /// Logits of requests that begin with prompts of these lengths and decode in batches of all sizes, in some with more rows, as
 /// drafts have; and how many steps are recorded.
@@ -36,7 +45,7 @@ fn logits(source: &ModelSource, options: CudaOptions, precision: Precision, prom
         // A step with a prompt in between makes buffers larger, and is not recorded.
         if number == 1 {
             harness.step(&[(sequences[0], 3), (sequences[1], 1)]);
-            harness.step(&[(sequences[0], 9), (sequences[1], 1)]);
+            harness.step(&[(sequences[0], 10), (sequences[1], 1)]);
         }
     }
     let logits = sequences.into_iter().map(|sequence| harness.finish(sequence, 1)).collect();
@@ -93,4 +102,28 @@ fn long_contexts_are_replayed_as_well() {
     let (expected, _) = logits(&source, CudaOptions { graphs: false, ..CudaOptions::default() }, Precision::Fast, &prompts);
     let (actual, recorded) = logits(&source, CudaOptions::default(), Precision::Fast, &prompts);
     assert!(recorded > 0 && expected == actual, "{recorded} recorded");
+}
+
+/// Steps of four rows are recorded for a text, and rows before an image have coordinates: the graph's table of rotations has no
+/// rows for these.
+#[test]
+fn rows_with_coordinates_are_not_replayed() {
+    let source = ModelSource::HuggingFace { path: drawn::seeing("qwen2_vl"), tokenizer_json: None };
+    let config = EngineConfig { max_num_batched_tokens: 4, max_num_seqs: 2, ..media::config() };
+    let image = Arc::new(RgbImage::new(56, 56, (0..56 * 56 * 3).map(|i| (i * 7 % 256) as u8).collect()).unwrap());
+    let text = "Say in a few words what is here";
+    let parts = json!([{"type": "text", "text": text}, {"type": "image"}]);
+    let content = MessageContent::Parts(serde_json::from_value(parts).unwrap());
+    let message = Message { media: vec![image.into()], ..Message::new("user", content) };
+    let answers = |graphs| {
+        let (backend, driver) = gpu(2048 * MIB, graphs);
+        let engine = Engine::load_onto(&backend, &source, &config, &|_| {}).unwrap();
+        media::run(&engine, request(0, 8, 2));
+        let num_recorded = driver.num_recorded();
+        let asked = GenerationRequest::chat(vec![message.clone()], greedy(4));
+        (bits(&media::run(&engine, asked).1), num_recorded)
+    };
+    let ((expected, none), (actual, recorded)) = (answers(false), answers(true));
+    assert_eq!(none, 0, "graphs were asked not to be");
+    assert!(recorded > 0 && expected == actual, "{recorded} recorded: {expected:?} and {actual:?}");
 }

@@ -3,14 +3,17 @@
 use std::sync::Arc;
 
 use device::{
-    Activation, Device,
+    Activation, DType, Device, WorkspaceShape,
     cpu::{CpuBackend, Isa},
     cuda::CudaBackend,
 };
 use kernel_tests::{EmulatedDriver, Order};
 use paged::PagedAttentionConfig;
 
-use super::*;
+use super::{
+    workspaces::{of_decoder, widest},
+    *,
+};
 use crate::model::{
     LayerConfig, ModelFiles,
     config::{MambaScales, RecurrentConfig},
@@ -64,7 +67,7 @@ fn workspaces_serve_every_layer_of_unequal_heads() {
     let layers = [[160, 160, 8], [128, 1, 64], [8, 8, 64]].map(|heads| LayerConfig::new(heads, 64, Activation::Silu));
     let of = |layers: &[LayerConfig]| {
         let model = DecoderConfig { vocab_size: 64, hidden_size: 64, layers: layers.into(), ..DecoderConfig::default() };
-        workspace_shape(planned(&model, 0), &EngineConfig::default(), 4096, [DType::BF16; 2])
+        of_decoder(&model, &EngineConfig::default(), 4096, [DType::BF16; 2])
     };
     let all = of(&layers);
     assert_eq!([all.num_heads, all.num_kv_heads, all.queries_per_kv, all.head_dim], [160, 160, 128, 64]);
@@ -76,6 +79,30 @@ fn workspaces_serve_every_layer_of_unequal_heads() {
                 assert!(bytes(shape) >= bytes(&of(&[*layer])), "{num_threads} threads, {layer:?}");
             }
         }
+    }
+}
+
+/// A draft model that is wider than its model in some ways: the plan has the buffers for both.
+#[test]
+fn workspaces_serve_a_draft_model_as_well() {
+    let folder = goldens::dir().join("text/llama");
+    let model = ModelFiles::hugging_face_config(&folder, None).unwrap();
+    let layers = vec![LayerConfig::new([8, 8, 16], 640, Activation::Silu); 2];
+    let draft = DecoderConfig { hidden_size: 32, layers, ..model.clone() };
+    let config = EngineConfig { max_num_batched_tokens: 64, ..EngineConfig::default() };
+    let cuda = CudaBackend::new(Arc::new(EmulatedDriver::new(Order::Ascending))).unwrap();
+    let cpu = CpuBackend::new(Isa::detect(), 2).unwrap();
+    for backend in [&cuda as &dyn Backend, &cpu] {
+        let planned =
+            PlannedModel { draft: Some(PlannedDraft { config: &draft, weights: None, isq: None }), ..planned(&model, 0) };
+        let plan = plan(planned, &config, PlannedDevices::Own { backend, loaded: 0 }).unwrap();
+        let of = |model: &DecoderConfig| of_decoder(model, &config, plan.servable_tokens(), [DType::BF16; 2]);
+        let (alone, drafting) = (of(&model), of(&draft));
+        let both = widest(alone, drafting);
+        assert_eq!((both.hidden_size, both.intermediate_size, both.num_kv_heads), (64, 640, 8));
+        let bytes = |shape| backend.workspace_bytes(&shape);
+        assert_eq!(plan.devices[0].workspaces, bytes(both), "{}", backend.info().device);
+        assert!(bytes(both) > bytes(alone) && bytes(both) >= bytes(drafting), "{}", backend.info().device);
     }
 }
 
