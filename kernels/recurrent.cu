@@ -207,6 +207,8 @@ __device__ void mamba2(const Mamba2Args& args) {
             const float* x = args.xbc + row * channels;
             const float* b = x + width + group * args.state_dim;
             const float* c = b + args.num_groups * args.state_dim;
+            // Not all loads at once: beside the state they take more registers than there are on sm_120.
+#pragma unroll 2
             for (unsigned n = lane; n < N; n += 32) {
                 shared.b[warp][n] = n < args.state_dim ? b[n] : 0.0f;
                 shared.c[warp][n] = n < args.state_dim ? c[n] : 0.0f;
