@@ -64,7 +64,8 @@ pub trait ElementwisePhases {
         }
     }
 
-    /// `x[i] += table[positions[i]]`, of each row's position in its request, which the table, `[num_positions, cols]`, has.
+    /// `x[i] += table[rope_positions[i]]`, of each row's place in tables of positions, which the table, `[num_positions, cols]`,
+    /// has.
     fn add_positions(&self, x: &mut Tensor, table: EmbeddingTable<'_>, step: &StepMetadata);
 
     /// `gate = activation(gate) * up`.

@@ -125,7 +125,7 @@ impl ElementwisePhases for CpuBackend {
 
     fn add_positions(&self, x: &mut Tensor, table: EmbeddingTable<'_>, step: &StepMetadata) {
         let loaded_row = |linear: &Linear, row: usize, out: &mut [f32]| linear.weight::<CpuLinear>().row(row, out);
-        reference::add_positions(x, table, &step.positions, &loaded_row);
+        reference::add_positions(x, table, &step.rope_positions, &loaded_row);
     }
 
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {

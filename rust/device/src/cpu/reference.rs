@@ -316,7 +316,7 @@ impl StreamPhases for ReferenceBackend {}
 
 impl ElementwisePhases for ReferenceBackend {
     fn add_positions(&self, x: &mut Tensor, table: EmbeddingTable<'_>, step: &StepMetadata) {
-        add_positions(x, table, &step.positions, &stored_row);
+        add_positions(x, table, &step.rope_positions, &stored_row);
     }
 
     fn gated(&self, activation: Activation, gate: &mut Tensor, up: &Tensor) {

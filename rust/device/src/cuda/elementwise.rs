@@ -157,11 +157,11 @@ impl CudaBackend {
         let EmbeddingTable::Loaded(table) = table else { panic!("a table of positions that lies in its file") };
         let x = rows(x);
         assert_eq!(table.in_features, x.cols, "columns of a table of positions");
-        let are_there = step.positions.iter().all(|position| (*position as usize) < table.out_features);
-        assert!(are_there && step.positions.len() == x.count, "positions of the table, one a row");
+        let are_there = step.rope_positions.iter().all(|position| (*position as usize) < table.out_features);
+        assert!(are_there && step.rope_positions.len() == x.count, "positions of the table, one a row");
         let (added, positions) = {
             let State { lists, projected, .. } = &mut *self.state();
-            (projected.floats(self.driver(), x.count * x.cols)?, lists.positions()[0])
+            (projected.floats(self.driver(), x.count * x.cols)?, lists.positions()[1])
         };
         // SAFETY: the step's positions are checked, and `added` has a row for each of the width of the table.
         unsafe { cuda(table).embed(self.driver(), (positions, x.count), 0, added, 1.0)? };

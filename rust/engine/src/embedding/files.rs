@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{EmbeddingConfig, EmbeddingOptions, HeadActivation, HeadConfig, Pooling};
 use crate::{
@@ -65,6 +65,7 @@ pub(crate) fn of_folder(dir: &Path, options: EmbeddingOptions, decoder: &Decoder
         prompts: Vec::new(),
         default_prompt: None,
         max_input_len: None,
+        lower_case: false,
         dimensions: decoder.hidden_size,
     };
     let (mut pooling, mut files) = (None, Vec::new());
@@ -94,16 +95,30 @@ pub(crate) fn of_folder(dir: &Path, options: EmbeddingOptions, decoder: &Decoder
     }
     config.pooling = options.pooling.or(pooling).ok_or_else(|| no_pooling(&dir.display().to_string(), "no modules.json"))?;
     if let Some(file) = File::open(&dir.join("sentence_bert_config.json"))? {
-        let fields = file.fields(&["max_seq_length", "do_lower_case"])?;
+        let known = ["max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"];
+        let fields = file.fields(&known)?;
+        fields.only(&[
+            ("transformer_task", json!("feature-extraction")),
+            ("modality_config", json!({"text": {"method": "forward", "method_output_name": "last_hidden_state"}})),
+            ("module_output_name", json!("token_embeddings")),
+        ])?;
         config.max_input_len = fields.size("max_seq_length")?.filter(|n| *n > 0);
-        if fields.flag("do_lower_case")? == Some(true) {
-            return Err(fields.error("do_lower_case", "is true, which is not supported: texts are taken as they are"));
-        }
+        config.lower_case = fields.flag("do_lower_case")?.unwrap_or(false);
+    }
+    if config.max_input_len.is_none() {
+        config.max_input_len = tokenizer_limit(dir)?;
     }
     if let Some(file) = File::open(&dir.join("config_sentence_transformers.json"))? {
         read_prompts(&file, &mut config)?;
     }
     Ok((config, files))
+}
+
+/// Tokens of an input at most, by its tokenizer. Files that say nothing of it have a number that no context reaches.
+fn tokenizer_limit(dir: &Path) -> Result<Option<usize>, EngineError> {
+    let config = read_json(&dir.join("tokenizer_config.json")).map_err(EngineError::Load)?;
+    let limit = config.and_then(|config| config["model_max_length"].as_u64());
+    Ok(limit.and_then(|limit| usize::try_from(limit).ok()).filter(|limit| (1..=MAX_SIZE).contains(limit)))
 }
 
 fn no_pooling(what: &str, why: &str) -> EngineError {
@@ -289,7 +304,15 @@ pub(crate) fn of_gguf(
         heads.push(HeadConfig { role, in_features, out_features, bias, activation: HeadActivation::Identity });
         dimensions = out_features;
     }
-    Ok(EmbeddingConfig { pooling, heads, prompts: Vec::new(), default_prompt: None, max_input_len: None, dimensions })
+    Ok(EmbeddingConfig {
+        pooling,
+        heads,
+        prompts: Vec::new(),
+        default_prompt: None,
+        max_input_len: None,
+        lower_case: false,
+        dimensions,
+    })
 }
 
 /// Adds the weights of heads to those of the decoder.

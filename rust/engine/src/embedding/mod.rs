@@ -79,6 +79,8 @@ pub struct EmbeddingConfig {
     pub default_prompt: Option<String>,
     /// Tokens of an input at most, where the files say that beside the context of the decoder.
     pub max_input_len: Option<usize>,
+    /// Texts are written in small letters before they are tokenized.
+    pub lower_case: bool,
     /// Values of the vector.
     pub dimensions: usize,
 }

@@ -119,6 +119,8 @@ impl Engine {
 
     /// The tokens of a text, cut to `limit` between those that the tokenizer adds.
     fn embedding_tokens(&self, text: &str, limit: Option<usize>) -> Result<Vec<u32>, EngineError> {
+        let small = self.embedding_config()?.lower_case.then(|| text.to_lowercase());
+        let text = small.as_deref().unwrap_or(text);
         let ids = self.tokenize_text(text, true)?;
         let Some(limit) = limit.filter(|limit| *limit < ids.len()) else { return Ok(ids) };
         let plain = self.tokenize_text(text, false)?;

@@ -24,7 +24,7 @@ use crate::{
     media::{Encoders, MediaConfig, MediaEncoder, TowerWeights},
     model::{
         DecoderConfig,
-        config::{AttentionConfig, FfnConfig, LayerConfig},
+        config::{AttentionConfig, FfnConfig, LayerConfig, Norms},
         decoder::{Activations, Decoder, Head},
         rope::GrowingRope,
     },
@@ -281,7 +281,9 @@ fn check_layers(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), Engi
 fn has_layer_inputs(model: &DecoderConfig) -> bool {
     let of_ffn = |ffn: &FfnConfig| matches!(ffn, FfnConfig::Experts(experts) if experts.has_own_norms);
     let of_attention = |attention: &AttentionConfig| attention.v_norm.is_some() || attention.clip.is_some();
-    let of_layer = |layer: &LayerConfig| layer.has_output_scale || of_attention(&layer.attention) || of_ffn(&layer.ffn);
+    let of_layer = |layer: &LayerConfig| {
+        layer.has_output_scale || layer.norms == Norms::OfSums || of_attention(&layer.attention) || of_ffn(&layer.ffn)
+    };
     let of_model = model.embedding_norm || model.positions.is_some() || model.layer_inputs.is_some();
     of_model || has_streams(model) || model.layers.iter().any(of_layer)
 }

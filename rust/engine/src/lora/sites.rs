@@ -152,6 +152,10 @@ impl Weights for Recorder<'_, '_> {
     fn table(&mut self, matrix: &Matrix) -> Result<Table, EngineError> {
         self.loader.table(matrix)
     }
+
+    fn table_of_sums(&mut self, shape: [usize; 2], outer: Option<&Matrix>, inner: &Matrix) -> Result<Table, EngineError> {
+        self.loader.table_of_sums(shape, outer, inner)
+    }
 }
 
 impl Sites {

@@ -57,10 +57,12 @@ pub struct DecoderConfig {
     pub final_softcap: Option<f32>,
     /// Ends of sequence.
     pub eos_token_ids: Vec<u32>,
-    /// There is a norm behind the token embedding.
+    /// There is a norm behind the token embedding, and behind what is added to it.
     pub embedding_norm: bool,
-    /// Vectors of positions are added to it.
+    /// Vectors of positions or of kinds of tokens are added to it.
     pub positions: Option<PositionsConfig>,
+    /// There is a norm behind the last layer.
+    pub output_norm: bool,
     /// What each layer is given besides the residual stream.
     pub layer_inputs: Option<LayerInputsConfig>,
     /// Several residual streams, of which the layers run on one.
@@ -168,17 +170,23 @@ pub enum Norms {
     Around,
     /// Before both, and after the feed-forward network.
     BeforeAndLast,
+    /// Before the feed-forward network alone.
+    BeforeFfn,
+    /// Behind both residual additions, of the sums (post-LN, as in BERT).
+    OfSums,
 }
 
 impl Norms {
-    /// Whether there is one before each part.
-    pub(crate) const fn are_before(self) -> bool {
-        !matches!(self, Self::After)
+    /// Whether there is one before attention, and before the feed-forward network.
+    pub(crate) const fn are_before(self) -> [bool; 2] {
+        let before_ffn = !matches!(self, Self::After | Self::OfSums);
+        [before_ffn && !matches!(self, Self::BeforeFfn), before_ffn]
     }
 
     /// Whether there is one after attention, and after the feed-forward network.
     pub(crate) const fn are_after(self) -> [bool; 2] {
-        [matches!(self, Self::After | Self::Around), !matches!(self, Self::Before)]
+        let after_attention = matches!(self, Self::After | Self::Around | Self::OfSums);
+        [after_attention, after_attention || matches!(self, Self::BeforeAndLast)]
     }
 }
 
@@ -264,6 +272,7 @@ impl Default for DecoderConfig {
             eos_token_ids: Vec::new(),
             embedding_norm: false,
             positions: None,
+            output_norm: true,
             layer_inputs: None,
             streams: None,
             num_mtp_layers: 0,
@@ -452,9 +461,11 @@ impl DecoderConfig {
         self.layers.iter().map(value).max().unwrap_or(0)
     }
 
-    /// Rope tables: their rows for position 0 lie one after the other, then those for position 1, and so on.
+    /// Tables of positions, of rotations or of vectors that are added: their rows for position 0 lie one after the other, then those
+    /// for position 1, and so on.
     pub fn num_rope_tables(&self) -> usize {
-        self.ropes.iter().map(RopeConfig::num_tables).max().unwrap_or(1)
+        let of_types = self.positions.map_or(1, |positions| positions.rows_of_position());
+        self.ropes.iter().map(RopeConfig::num_tables).max().unwrap_or(1).max(of_types)
     }
 
     /// The rows of the rope tables that a request uses for its whole life, by its prompt's length: longrope has one table for

@@ -10,7 +10,7 @@ use device::{
 use super::{
     altup::{AltUp, StreamTensors, Streams},
     attention::Attention,
-    config::{DecoderConfig, ExpertsConfig, FfnConfig, LayerConfig, ResidualScales},
+    config::{DecoderConfig, ExpertsConfig, FfnConfig, LayerConfig, Norms, ResidualScales},
     cross::{self, CrossAttention, SeenRows, SeenStep},
     dense::Dense,
     experts::Mixture,
@@ -39,7 +39,7 @@ pub struct Decoder {
     streams: Option<Streams>,
     layers: Vec<Layer>,
     /// Its weights, and the bias of `output`, are multiplied by `logit_scale`.
-    output_norm: Norm,
+    output_norm: Option<Norm>,
     output: Linear,
     logit_scale: f32,
     /// Of a head that predicts further tokens.
@@ -61,6 +61,8 @@ struct Layer {
     post_attn_norm: Option<Norm>,
     ffn_norm: Option<Norm>,
     post_ffn_norm: Option<Norm>,
+    /// The norms after its parts are of the sums with the residual stream.
+    norms_of_sums: bool,
     is_parallel: bool,
     /// What the feed-forward network is multiplied by before it is added.
     ffn_scale: f32,
@@ -151,8 +153,8 @@ impl Layer {
         let hidden = model.hidden_size;
         let mut norm =
             |is_there: bool, role| is_there.then(|| weights.norm(WeightId::layer(layer, role), [1, hidden])).transpose();
-        let (before, [after_attn, after_ffn]) = (config.norms.are_before(), config.norms.are_after());
-        let attn_norm = norm(before, Role::AttnNorm)?;
+        let ([before_attn, before], [after_attn, after_ffn]) = (config.norms.are_before(), config.norms.are_after());
+        let attn_norm = norm(before_attn, Role::AttnNorm)?;
         let post_attn_norm = norm(after_attn, Role::PostAttnNorm)?;
         let ffn_norm = match config.ffn {
             FfnConfig::Nothing => None,
@@ -168,6 +170,7 @@ impl Layer {
             post_attn_norm,
             ffn_norm,
             post_ffn_norm,
+            norms_of_sums: config.norms == Norms::OfSums,
             mixers: Mixer::all(weights, model, config, layer, of_attention)?,
             ffn: match &config.ffn {
                 FfnConfig::Dense(config) => Some(Ffn::Dense(Dense::new(weights, config, layer, hidden)?)),
@@ -204,9 +207,13 @@ impl Layer {
         if let (true, Some(Ffn::Dense(dense))) = (self.is_parallel, &self.ffn) {
             dense.open(self.ffn_norm.as_ref(), cx);
         }
-        let add = |(x, linear): (&Tensor, &Linear), post_norm: &Option<Norm>, scale: f32, residual: &mut Tensor| {
-            let args = ResidualArgs { x, linear, post_norm: post_norm.as_ref(), scale, residual };
-            backend.linear_residual(args, step);
+        let add = |(x, linear): (&Tensor, &Linear), norm: &Option<Norm>, scale: f32, residual: &mut Tensor| {
+            let (post_norm, of_sum) = if self.norms_of_sums { (None, norm.as_ref()) } else { (norm.as_ref(), None) };
+            backend.linear_residual(ResidualArgs { x, linear, post_norm, scale, residual }, step);
+            if let Some(norm) = of_sum {
+                let phases = backend.elementwise_phases().expect("the plan was refused where nothing normalizes sums");
+                phases.normed(residual, norm, None);
+            }
         };
         for (mixer, scale) in &self.mixers {
             add(mixer.output(cx.buffers), &self.post_attn_norm, *scale, cx.hidden);
@@ -415,7 +422,10 @@ impl Decoder {
             inputs,
             streams,
             layers: config.layers.iter().enumerate().map(layer).collect::<Result<_, _>>()?,
-            output_norm: weights.norm(WeightId::global(Role::OutputNorm), [1, config.hidden_size])?,
+            output_norm: config
+                .output_norm
+                .then(|| weights.norm(WeightId::global(Role::OutputNorm), [1, config.hidden_size]))
+                .transpose()?,
             output,
             logit_scale: config.logit_scale,
             fusion: None,
@@ -453,7 +463,8 @@ impl Decoder {
 
     /// Applies the output norm, unscaled.
     fn normalize(&self, row: &mut [f32]) {
-        self.output_norm.apply(row);
+        let Some(norm) = &self.output_norm else { return };
+        norm.apply(row);
         for value in row {
             *value /= self.logit_scale;
         }
@@ -498,15 +509,22 @@ impl Decoder {
         let table = self.embedding.as_ref().map_or(EmbeddingTable::Loaded(&self.output), Table::view);
         let args = EmbedArgs { table, token_ids, beyond: None, adapters: &step.adapters, scale: self.embedding_scale };
         backend.embed(&args, hidden);
-        if let Some(norm) = &self.embedding_norm {
-            let phases = backend.elementwise_phases().expect("the plan was refused where nothing normalizes embeddings");
-            phases.normed(hidden, norm, None);
+        if self.positions.is_none() {
+            self.normalize_embeddings(backend, hidden);
         }
     }
 
     fn add_positions(&self, backend: &dyn Backend, step: &StepMetadata, hidden: &mut Tensor) {
         if let Some(positions) = &self.positions {
             positions.add(backend, hidden, step);
+            self.normalize_embeddings(backend, hidden);
+        }
+    }
+
+    fn normalize_embeddings(&self, backend: &dyn Backend, hidden: &mut Tensor) {
+        if let Some(norm) = &self.embedding_norm {
+            let phases = backend.elementwise_phases().expect("the plan was refused where nothing normalizes embeddings");
+            phases.normed(hidden, norm, None);
         }
     }
 
@@ -575,7 +593,7 @@ impl Decoder {
         greedy: Option<Search<'_>>,
     ) -> bool {
         backend.gather_rows(&a.hidden, rows, &mut a.sampled);
-        let (norm, linear) = (Some(&self.output_norm), &self.output);
+        let (norm, linear) = (self.output_norm.as_ref(), &self.output);
         let are_touched = AdapterRows::touch(adapters, [linear]);
         let adapters = if are_touched { AdapterRows::of_chosen(adapters, &rows.iter().copied()) } else { Vec::new() };
         let greedy = greedy.filter(|_| adapters.is_empty());
@@ -610,7 +628,7 @@ impl Head {
             inputs: None,
             streams: None,
             layers: vec![self.layer],
-            output_norm: self.output_norm,
+            output_norm: Some(self.output_norm),
             output: model.output.clone(),
             logit_scale: model.logit_scale,
             fusion: Some(self.fusion),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use device::{Backend, Constant, DType, Linear, LinearOptions, Norm, NormKind, Precision, WeightView};
+use device::{Backend, Constant, DType, Linear, LinearOptions, Norm, NormKind, Precision, WeightView, mmap::Bytes};
 
 use super::{
     config::{DecoderConfig, NormConfig},
@@ -12,7 +12,7 @@ use crate::{
     EngineError, Importance, Isq,
     importance::{of_matrix, takes_importance},
     isq::quantize,
-    weights::{Matrix, Role, WeightId, WeightSource},
+    weights::{Matrix, Role, WeightId, WeightSource, floats},
 };
 
 /// Loads the weights that it visits.
@@ -118,6 +118,43 @@ impl Weights for Loader<'_> {
         let (id, view) = self.weights.stored(matrix)?;
         let (name, file_bytes) = (self.weights.matrix_name(id, matrix.expert), view.bytes().len() as u64);
         let view = self.quantized(matrix, &name, view)?;
+        let table = self.loaded_table(name, view)?;
+        (self.progress)(file_bytes);
+        Ok(table)
+    }
+
+    fn table_of_sums(
+        &mut self,
+        [num_outer, num_inner]: [usize; 2],
+        outer: Option<&Matrix>,
+        inner: &Matrix,
+    ) -> Result<Table, EngineError> {
+        let cols = inner.shape[1];
+        let (id, of_inner) = self.weights.stored(inner)?;
+        let of_outer = outer.map(|outer| self.weights.stored(outer)).transpose()?.map(|(_, view)| view);
+        let file_bytes = of_inner.bytes().len() + of_outer.as_ref().map_or(0, |view| view.bytes().len());
+        let values = |view: &WeightView| {
+            floats(view.dtype, view.bytes())
+                .ok_or_else(|| EngineError::NotSupported(format!("a table of positions or of kinds of tokens in {}", view.dtype)))
+        };
+        let of_outer = of_outer.as_ref().map_or_else(|| Ok(vec![0.0; num_outer * cols]), values)?;
+        let of_inner = values(&of_inner)?;
+        let mut bytes = Vec::with_capacity(num_outer * num_inner * cols * size_of::<f32>());
+        for outer in of_outer.chunks_exact(cols) {
+            for inner in of_inner.chunks_exact(cols).take(num_inner) {
+                bytes.extend(outer.iter().zip(inner).flat_map(|(a, b)| (a + b).to_le_bytes()));
+            }
+        }
+        let view = WeightView::new(DType::F32, num_outer * num_inner, cols, Bytes::from_vec(bytes))?;
+        let table = self.loaded_table(self.weights.matrix_name(id, inner.expert), view)?;
+        (self.progress)(file_bytes as u64);
+        Ok(table)
+    }
+}
+
+impl Loader<'_> {
+    /// A table where its rows are looked up.
+    fn loaded_table(&mut self, name: String, view: WeightView) -> Result<Table, EngineError> {
         let table = if self.backend.loads_tables() {
             let options = LinearOptions { name, precision: self.precision, bias: None };
             let linear = self.backend.load_linear(&view, &options)?;
@@ -130,7 +167,6 @@ impl Weights for Loader<'_> {
             self.bytes += view.bytes().len() as u64;
             Table::Stored(view)
         };
-        (self.progress)(file_bytes);
         Ok(table)
     }
 }

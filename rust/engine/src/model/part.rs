@@ -39,6 +39,10 @@ pub(crate) trait Weights {
 
     /// A matrix whose rows are looked up.
     fn table(&mut self, matrix: &Matrix) -> Result<Table, EngineError>;
+
+    /// A table of rows that no file has: for each of so many `outer` rows, 0 unless there is a matrix of them, the sums with each
+    /// of the first so many `inner` ones, `[outer * inner, columns]`, in F32.
+    fn table_of_sums(&mut self, shape: [usize; 2], outer: Option<&Matrix>, inner: &Matrix) -> Result<Table, EngineError>;
 }
 
 /// A matrix whose rows are looked up: by the host as it is stored, or by a backend that has loaded it.

@@ -48,4 +48,9 @@ impl<F: FnMut(&Matrix) -> Result<(), EngineError>> Weights for Visitor<F> {
     fn table(&mut self, matrix: &Matrix) -> Result<Table, EngineError> {
         self.linear(matrix).map(Table::Loaded)
     }
+
+    fn table_of_sums(&mut self, _: [usize; 2], outer: Option<&Matrix>, inner: &Matrix) -> Result<Table, EngineError> {
+        outer.map_or(Ok(()), &mut self.0)?;
+        self.table(inner)
+    }
 }

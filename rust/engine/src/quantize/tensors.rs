@@ -138,10 +138,11 @@ impl<'a> Tensors<'a> {
             let LayerConfig { norms, is_parallel, has_own_ffn_norm, .. } = self.config.layers[layer];
             // What one family calls the norm after attention is another's before the feed-forward network.
             let has_weights = self.config.norm.has_weights;
-            let (before, after) = (norms.are_before() && has_weights, norms.are_after().map(|after| after && has_weights));
+            let [before, after] =
+                [norms.are_before(), norms.are_after()].map(|norms| norms.map(|is_there| is_there && has_weights));
             let of_norms = [
-                (Role::AttnNorm, before),
-                (Role::FfnNorm, before && (!is_parallel || has_own_ffn_norm)),
+                (Role::AttnNorm, before[0]),
+                (Role::FfnNorm, before[1] && (!is_parallel || has_own_ffn_norm)),
                 (Role::PostAttnNorm, after[0]),
                 (Role::PostFfnNorm, after[1]),
             ];

@@ -77,6 +77,19 @@ pub(super) fn byte_chars() -> [char; 256] {
     })
 }
 
+/// What a `WordPiece` decoder makes of a token with a space before it, where it cleans up.
+const CLEANUP: [(&str, &str); 9] = [
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+];
+
 /// The byte of a byte-fallback token such as `<0x0A>`.
 pub(super) fn fallback_byte(token: &str) -> Option<u8> {
     let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
@@ -89,6 +102,8 @@ pub(super) struct PieceRules {
     byte_level: Option<HashMap<char, u8>>,
     byte_fallback: bool,
     replacements: Vec<(String, String)>,
+    /// Words are pieces without this at their beginning, with a space before each (`WordPiece`).
+    continuation: Option<String>,
     /// One space at the very start of a text is not part of it.
     pub strip_leading_space: bool,
 }
@@ -123,6 +138,13 @@ impl PieceRules {
                 self.replacements.push((replacement.to_owned(), " ".to_owned()));
                 self.strip_leading_space |= decoder["prepend_scheme"].as_str() != Some("never");
             }
+            "WordPiece" => {
+                self.continuation = Some(decoder["prefix"].as_str().unwrap_or("##").to_owned());
+                if decoder["cleanup"].as_bool().unwrap_or(true) {
+                    self.replacements.extend(CLEANUP.map(|(text, clean)| (text.to_owned(), clean.to_owned())));
+                }
+                self.strip_leading_space = true;
+            }
             "Replace" => match (decoder["pattern"]["String"].as_str(), decoder["content"].as_str()) {
                 (Some(pattern), Some(content)) if !pattern.is_empty() => {
                     self.replacements.push((pattern.to_owned(), content.to_owned()));
@@ -148,7 +170,10 @@ impl PieceRules {
         {
             return vec![byte];
         }
-        let mut text = token.to_owned();
+        let mut text = match &self.continuation {
+            None => token.to_owned(),
+            Some(prefix) => token.strip_prefix(prefix.as_str()).map_or_else(|| format!(" {token}"), str::to_owned),
+        };
         for (pattern, content) in &self.replacements {
             if text.contains(pattern.as_str()) {
                 text = text.replace(pattern.as_str(), content);
@@ -166,7 +191,7 @@ pub(super) fn pieces_of(inner: &tokenizers::Tokenizer, file: &str) -> Result<(Pi
         .map_err(|e| EngineError::Tokenizer(format!("{file}: its decoder cannot be read: {e}")))?;
     let rules = PieceRules::from_decoder(&decoder).map_err(|part| {
         EngineError::Tokenizer(format!(
-            "{file}: decoder {part} is not supported; ByteLevel, Metaspace, and sequences of Replace, ByteFallback, Fuse and a leading Strip are"
+            "{file}: decoder {part} is not supported; ByteLevel, Metaspace, WordPiece, and sequences of Replace, ByteFallback, Fuse and a leading Strip are"
         ))
     })?;
     let mut texts: Vec<Option<(String, bool)>> = Vec::new();

@@ -15,6 +15,8 @@ pub enum Role {
     Positions,
     /// The rows of their table before that of position 0, which no file has by themselves.
     PositionPadding,
+    /// `[num_token_types, hidden_size]`: added to it as well.
+    TokenTypes,
     OutputNorm,
     Output,
     /// The first dense layer behind the pooling of an embedding model.
@@ -240,6 +242,7 @@ impl Role {
             Self::EmbeddingNorm => ("token_embd_norm", "model.embedding_norm"),
             Self::Positions => ("position_embd", "model.embed_positions"),
             Self::PositionPadding => ("position_padding", "model.position_padding"),
+            Self::TokenTypes => ("token_types", "model.token_type_embeddings"),
             Self::OutputNorm => ("output_norm", "model.norm"),
             Self::Output => ("output", "lm_head"),
             Self::Dense2 => ("dense_2", "dense_2.linear"),
@@ -372,7 +375,7 @@ impl Default for ModelPlace {
 
 impl ModelPlace {
     /// All that are known.
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 21] = [
         Self::at("model.", ""),
         Self::at("model.language_model.", ""),
         Self::at("model.text_model.", ""),
@@ -389,6 +392,14 @@ impl ModelPlace {
         Self::at("model.decoder.", ""),
         Self::at("decoder.", ""),
         Self::at("biogpt.", ""),
+        // Encoders, by themselves and below a classifier.
+        Self { layers: "encoder.layer.", ..Self::at("", "") },
+        Self { layers: "encoder.layer.", ..Self::at("bert.", "") },
+        Self { layers: "encoder.layer.", ..Self::at("roberta.", "") },
+        Self { layers: "transformer.layer.", ..Self::at("", "") },
+        Self { layers: "transformer.layer.", ..Self::at("distilbert.", "") },
+        Self { layers: "encoder.layers.", ..Self::at("", "") },
+        Self { layers: "encoder.layers.", ..Self::at("bert.", "") },
         // Without what gives logits.
         Self { layers: "h.", ..Self::at("", "") },
         Self::at("", ""),
@@ -540,6 +551,9 @@ impl WeightId {
             Role::Conv => "shortconv.conv",
             Role::MixOutput => "shortconv.out_proj",
             Role::FfnNorm => "post_attention_norm",
+            // Of sums (BERT).
+            Role::PostAttnNorm => "attn_output_norm",
+            Role::PostFfnNorm => "layer_output_norm",
             // Both in one, where there is no gate.
             Role::SharedGateUp => "ffn_up_shexp",
             // A dense network beside the experts (Gemma 4).

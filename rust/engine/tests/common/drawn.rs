@@ -71,12 +71,18 @@ pub fn vision_value(name: &str, shape: &[usize], u: f32) -> f32 {
 /// The folder of a tiny model that sees. Where its golden has no weights, they are drawn beside it, and what a model needs
 /// besides is that of another.
 pub fn seeing(name: &str) -> PathBuf {
-    with_weights(golden_dir().join("vision").join(name), &["tokenizer.json", "tokenizer_config.json", "image0.png", "image1.png"])
+    let lent = ["tokenizer.json", "tokenizer_config.json", "image0.png", "image1.png"];
+    with_weights(golden_dir().join("vision").join(name), &lent, vision_value)
 }
 
 /// The same of one that hears, which lacks its weights alone.
 pub fn hearing(name: &str) -> PathBuf {
-    with_weights(golden_dir().join("hearing").join(name), &[])
+    with_weights(golden_dir().join("hearing").join(name), &[], vision_value)
+}
+
+/// The same of an encoder.
+pub fn encoder(name: &str) -> PathBuf {
+    with_weights(golden_dir().join("encoders").join(name), &[], text_value)
 }
 
 /// Samples of a sound: a tone that its name decides, and noise. tests/drawn_sounds.py has the same.
@@ -87,7 +93,7 @@ pub fn sound(name: &str, len: usize) -> Vec<f32> {
     noise.iter().enumerate().map(|at| level(at).floor() as f32 / 32768.0).collect()
 }
 
-fn with_weights(folder: PathBuf, lent: &[&str]) -> PathBuf {
+fn with_weights(folder: PathBuf, lent: &[&str], value: impl Fn(&str, &[usize], f32) -> f32) -> PathBuf {
     static DRAWN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let shapes = folder.join("tensors.json");
     let mut drawn = DRAWN.lock().unwrap();
@@ -101,7 +107,7 @@ fn with_weights(folder: PathBuf, lent: &[&str]) -> PathBuf {
             std::fs::copy(golden_dir().join("vision/qwen3_vl").join(file), fresh.path().join(file)).unwrap();
         }
     }
-    write_weights(&shapes, fresh.path(), vision_value);
+    write_weights(&shapes, fresh.path(), value);
     for entry in std::fs::read_dir(fresh.path()).unwrap() {
         let entry = entry.unwrap();
         let place = folder.join(entry.file_name());

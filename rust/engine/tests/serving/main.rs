@@ -8,6 +8,7 @@ mod common;
 mod choices;
 mod drafts;
 mod embeddings;
+mod encoders;
 mod engine;
 mod forged_roles;
 mod grammars;

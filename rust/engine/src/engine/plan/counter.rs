@@ -107,4 +107,15 @@ impl Weights for Counter<'_> {
         };
         Ok(Table::Loaded(Linear::new(shape, 0, false, Arc::new(()))))
     }
+
+    fn table_of_sums(&mut self, [outer, inner]: [usize; 2], _: Option<&Matrix>, of_inner: &Matrix) -> Result<Table, EngineError> {
+        let shape = [outer * inner, of_inner.shape[1]];
+        self.bytes[0] += match self.devices {
+            PlannedDevices::Own { backend, .. } if backend.loads_tables() => {
+                backend.linear_bytes(DType::F32, shape, self.precision)
+            }
+            _ => stored_bytes(DType::F32, shape),
+        };
+        Ok(Table::Loaded(Linear::new(shape, 0, false, Arc::new(()))))
+    }
 }

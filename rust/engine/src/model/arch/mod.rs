@@ -3,6 +3,7 @@
 mod afmoe;
 mod apertus;
 mod bamba;
+mod bert;
 mod cohere;
 mod cohere2;
 mod dbrx;
@@ -48,6 +49,7 @@ mod mistral;
 mod mistral4;
 mod mixtral;
 mod mllama;
+mod modernbert;
 mod nanochat;
 mod nemotron;
 mod nemotron_h;
@@ -94,7 +96,7 @@ pub struct Architecture {
 }
 
 /// Every architecture that is implemented, by what its layers are like.
-pub const GROUPS: [(&str, &[Architecture]); 4] = [
+pub const GROUPS: [(&str, &[Architecture]); 5] = [
     (
         "dense",
         &[
@@ -222,6 +224,18 @@ pub const GROUPS: [(&str, &[Architecture]); 4] = [
             qwen3_next::NEXT,
             qwen3_next::QWEN3_5,
             qwen3_next::QWEN3_5_MOE,
+        ],
+    ),
+    (
+        "encoders, which make vectors",
+        &[
+            bert::ARCHITECTURE,
+            bert::ROBERTA,
+            bert::XLM_ROBERTA,
+            bert::DISTILBERT,
+            bert::NOMIC,
+            modernbert::ARCHITECTURE,
+            modernbert::EUROBERT,
         ],
     ),
 ];

@@ -81,7 +81,7 @@ fn from_hf(
         ..fields.decoder(architecture)?
     };
     let activation = fields.activation(usual)?;
-    Ok(config.with_positions(PositionsConfig { padding: 2 }).with_layers(|layer| {
+    Ok(config.with_positions(PositionsConfig { padding: 2, ..PositionsConfig::default() }).with_layers(|layer| {
         layer.set_biases(bias);
         layer.ffn.set_dense(|dense| (dense.is_gated, dense.activation) = (false, activation));
     }))

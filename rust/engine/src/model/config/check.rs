@@ -80,7 +80,8 @@ impl DecoderConfig {
                 self.num_further_rows
             ));
         }
-        if let Some(PositionsConfig { padding }) = self.positions {
+        if let Some(PositionsConfig { padding, num_token_types, .. }) = self.positions {
+            in_range("number of kinds of tokens and one", num_token_types.saturating_add(1), MAX_SIZE)?;
             in_range("number of rows of positions", self.max_position_embeddings.saturating_add(padding), MAX_SIZE)?;
         }
         in_range("number of tokens with embeddings", self.vocab_size + self.num_further_rows, MAX_SIZE)?;
@@ -119,6 +120,11 @@ impl DecoderConfig {
         }
         let is_partial = !mixes || layer.ffn == FfnConfig::Nothing;
         let is_plain = layer.norms == Norms::Before && !layer.is_parallel && !layer.is_cross && self.streams.is_none();
+        if layer.norms == Norms::OfSums && (layer.is_parallel || layer.ffn.num_experts() > 0 || self.streams.is_some()) {
+            return Err(format!(
+                "layer {index} has norms of sums, and parallel parts, experts or several residual streams, which is not computed"
+            ));
+        }
         if (is_partial || is_double) && !is_plain {
             return Err(format!(
                 "layer {index} lacks a part or has a state beside attention, and has parallel parts, norms behind them or several \

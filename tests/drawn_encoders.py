@@ -1,0 +1,171 @@
+"""Makes goldens of encoders, whose weights are drawn from their names (tests/drawn.py), by sentence-transformers.
+
+    python tests/drawn_encoders.py    makes tests/data/golden/encoders and packs it
+
+It needs torch, Transformers and sentence-transformers.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from drawn import drawn_weight
+from goldens import GOLDEN, unpack
+
+ENCODERS = GOLDEN / "encoders"
+DIGITS = 5
+TEXTS = [
+    "A crab.",
+    "Where do crabs live, and what do they eat?",
+    "It rained on the harbour all night, and the boats lay still. The keeper of the lighthouse wrote in his diary: a café, "
+    "three letters, no ship; the wind went round to the north-east before dawn. " * 2,
+    "Größe, naïveté, 東京 und 3.14!",
+]
+QUERY = "Where do crabs live?"
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "num_hidden_layers": 3}
+BERT = {**SIZES, "model_type": "bert", "max_position_embeddings": 160, "type_vocab_size": 2, "hidden_act": "gelu"}
+MODERN = {
+    **SIZES,
+    "model_type": "modernbert",
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 256,
+    "local_attention": 16,
+    "global_attn_every_n_layers": 3,
+    "reference_compile": False,
+    "classifier_pooling": "mean",
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "bert": BERT,
+    "xlm-roberta": {**BERT, "model_type": "xlm-roberta", "max_position_embeddings": 162, "type_vocab_size": 1},
+    "distilbert": {
+        "model_type": "distilbert",
+        "dim": 64,
+        "n_heads": 4,
+        "hidden_dim": 96,
+        "n_layers": 2,
+        "max_position_embeddings": 160,
+    },
+    "nomic": {**SIZES, "model_type": "nomic_bert", "max_position_embeddings": 256, "type_vocab_size": 2},
+    "modernbert": MODERN,
+    "eurobert": {**SIZES, "model_type": "eurobert", "num_key_value_heads": 2, "max_position_embeddings": 256},
+}
+"""Of vectors, with how tokens are pooled."""
+POOLING = {"bert": "mean", "xlm-roberta": "cls", "distilbert": "mean", "nomic": "mean", "modernbert": "cls", "eurobert": "mean"}
+
+
+def tokenizer_of(model_type: str, folder: Path) -> None:
+    """A small tokenizer as such models have, trained on the texts."""
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    if model_type == "xlm-roberta":
+        specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.normalizer = normalizers.NFKC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=specials, unk_token="<unk>", show_progress=False)
+        first, last, between = "<s>", "</s>", "</s> </s>"
+        names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}
+    else:
+        specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=specials, show_progress=False)
+        first, last, between = "[CLS]", "[SEP]", "[SEP]"
+        names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    second = 0 if model_type == "xlm-roberta" else 1
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}",
+        pair=f"{first} $A {between} $B:{second} {last}:{second}",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in {first, last}],
+    )
+    inputs = ["input_ids", "attention_mask"] + (["token_type_ids"] if second and model_type == "bert" else [])
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **names)
+    fast.model_max_length = 150
+    fast.save_pretrained(folder)
+
+
+def draw(folder: Path) -> dict[str, list[int]]:
+    """Gives a checkpoint drawn weights in the place of its own; the names and shapes."""
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    path = folder / "model.safetensors"
+    with safe_open(path, "np") as tensors:
+        shapes = {name: list(tensors.get_slice(name).get_shape()) for name in sorted(tensors.keys())}
+    save_file({name: drawn_weight(name, shape) for name, shape in shapes.items()}, path, {"format": "pt"})
+    return shapes
+
+
+def checkpoint(config: dict[str, Any], classes: Any, folder: Path) -> dict[str, list[int]]:
+    import transformers
+
+    tokenizer_of(config["model_type"], folder)
+    size = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
+    kind = transformers.AutoConfig.for_model(**config, vocab_size=size, pad_token_id=int(config["model_type"] == "xlm-roberta"))
+    classes.from_config(kind, attn_implementation="eager").save_pretrained(folder)
+    return draw(folder)
+
+
+def keep(folder: Path, name: str, shapes: dict[str, list[int]], golden: Any) -> None:
+    """All but the weights."""
+    target = ENCODERS / name
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors", "README.md", "*.bin"))
+    for file, value in [("tensors.json", shapes), ("golden.json", golden)]:
+        (target / file).write_text(json.dumps(value, separators=(",", ":"), ensure_ascii=False) + "\n")
+    for file in target.rglob("*.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()), separators=(",", ":"), ensure_ascii=False) + "\n")
+
+
+def embedder(name: str) -> None:
+    import transformers
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Normalize, Pooling, Transformer
+
+    with tempfile.TemporaryDirectory() as plain, tempfile.TemporaryDirectory() as saved:
+        shapes = checkpoint(MODELS[name], transformers.AutoModel, Path(plain))
+        transformer = Transformer(plain)
+        pooling = Pooling(transformer.get_word_embedding_dimension(), POOLING[name])
+        model = SentenceTransformer(modules=[transformer, pooling, Normalize()], device="cpu")
+        model.max_seq_length = 150
+        model.save(saved)
+        vectors = model.encode(TEXTS, convert_to_numpy=True)
+        ids = [[int(id) for id in model.tokenizer(text, truncation=True, max_length=150)["input_ids"]] for text in TEXTS]
+        golden = [
+            {"input": text, "ids": own, "vector": [round(float(value), DIGITS) for value in vector]}
+            for text, own, vector in zip(TEXTS, ids, vectors, strict=True)
+        ]
+        keep(Path(saved), name, shapes, golden)
+
+
+def pack() -> None:
+    """One archive of all; like files lie beside each other, so that they share what they have in common."""
+    files = sorted(ENCODERS.rglob("*.json"), key=lambda path: (path.name, str(path)))
+    with tarfile.open(GOLDEN / "encoders.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
+        for path in files:
+            data = path.read_bytes()
+            entry = tarfile.TarInfo(str(path.relative_to(GOLDEN)))
+            entry.size, entry.mode = len(data), 0o644
+            archive.addfile(entry, io.BytesIO(data))
+
+
+def main() -> None:
+    unpack()
+    for name in MODELS:
+        embedder(name)
+    pack()
+
+
+if __name__ == "__main__":
+    main()
