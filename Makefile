@@ -152,6 +152,7 @@ gpu-tests: kernels ## build the tests of kernels as build/gpu-tests, to be run o
 	mkdir -p build
 	cp "$$($(GPU_TESTS) --no-run --message-format json | sed -nE 's/.*"executable":"([^"]*)".*/\1/p')" build/gpu-tests
 
+# The kernels are in the package and in their tests: packed as one, they take their place once.
 BUNDLE := build/gpu-bundle
 # What the models of tests/gpu are.
 BUNDLED := $(addprefix tests/,conftest.py drawn.py goldens.py test_exactness.py test_golden.py test_real_models.py gpu) \
@@ -161,17 +162,18 @@ BUNDLED := $(addprefix tests/,conftest.py drawn.py goldens.py test_exactness.py 
 
 .PHONY: gpu-bundle
 gpu-bundle: wheel gpu-tests ## one folder, build/gpu-bundle, for a machine with a GPU, Python and nothing else of ours; its run.py does the rest
-	rm -rf $(BUNDLE)
-	mkdir -p $(BUNDLE)/wheels
-	cp "$$(ls -t dist/*.whl | head -n 1)" $(BUNDLE)/wheels
-	$(PIP) download --quiet --no-deps --only-binary :all: --dest $(BUNDLE)/wheels pytest pytest-timeout pluggy iniconfig packaging pygments
+	rm -rf $(BUNDLE) build/bundled
+	mkdir -p $(BUNDLE) build/bundled/wheels
+	cp "$$(ls -t dist/*.whl | head -n 1)" build/bundled/wheels
+	$(PIP) download --quiet --no-deps --only-binary :all: --dest build/bundled/wheels pytest pytest-timeout pluggy iniconfig packaging pygments
+	test $$(stat -c %s build/bundled/wheels/mistral_paged-*.whl) -lt 30000000
+	for wheel in build/bundled/wheels/*.whl; do $(PYTHON) -m zipfile -e $$wheel build/bundled/packages; done
+	strip -o build/bundled/gpu-tests build/gpu-tests
 	cp --parents -r $(BUNDLED) $(BUNDLE)
-	cp tests/gpu/run.py build/gpu-tests $(BUNDLE)
-	strip $(BUNDLE)/gpu-tests
-	xz -9 $(BUNDLE)/gpu-tests
+	cp tests/gpu/run.py $(BUNDLE)
 	find $(BUNDLE) -name __pycache__ -prune -exec rm -r {} +
+	tar -C build/bundled --create packages gpu-tests | xz -9 --threads=1 > $(BUNDLE)/built.tar.xz
 	du -sh $(BUNDLE)
-	test $$(stat -c %s $(BUNDLE)/wheels/mistral_paged-*.whl) -lt 30000000
 	test $$(du -sm $(BUNDLE) | cut -f 1) -lt 32
 
 .PHONY: rules

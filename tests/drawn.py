@@ -43,9 +43,10 @@ def drawn(name: str, count: int) -> np.ndarray:
     return ((z ^ (z >> np.uint64(31))) >> np.uint64(40)).astype(np.float32) / np.float32(2**24) - np.float32(0.5)
 
 
-def drawn_weight(name: str, shape: list[int]) -> np.ndarray:
-    """A weight of a size that suits its part, cut off to bfloat16."""
+def drawn_weight(name: str, shape: list[int], part: str | None = None) -> np.ndarray:
+    """A weight of a size that suits its part, cut off to bfloat16; `part` is what its name says, where it says it otherwise."""
     u = drawn(name, int(np.prod(shape, dtype=np.int64)))
+    name = part or name
     if "scal" in name or ("norm" in name and name.endswith("weight")):
         values = np.float32(1) + np.float32(0.5) * u
     elif len(shape) < 2:

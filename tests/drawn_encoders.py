@@ -55,7 +55,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "modernbert": MODERN,
     "eurobert": {**SIZES, "model_type": "eurobert", "num_key_value_heads": 2, "max_position_embeddings": 256},
 }
-"""Of vectors, with how tokens are pooled."""
+"""Of vectors."""
+SCORERS: dict[str, dict[str, Any]] = {
+    "bert-rerank": BERT,
+    "xlm-roberta-rerank": MODELS["xlm-roberta"],
+    "distilbert-rerank": MODELS["distilbert"],
+    "modernbert-rerank": MODERN,
+    "qwen3-rerank": {**SIZES, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256},
+}
+"""Of pairs."""
 POOLING = {"bert": "mean", "xlm-roberta": "cls", "distilbert": "mean", "nomic": "mean", "modernbert": "cls", "eurobert": "mean"}
 
 
@@ -103,7 +111,7 @@ def draw(folder: Path) -> dict[str, list[int]]:
     path = folder / "model.safetensors"
     with safe_open(path, "np") as tensors:
         shapes = {name: list(tensors.get_slice(name).get_shape()) for name in sorted(tensors.keys())}
-    save_file({name: drawn_weight(name, shape) for name, shape in shapes.items()}, path, {"format": "pt"})
+    save_file({name: drawn_weight(name, shape, name.lower()) for name, shape in shapes.items()}, path, {"format": "pt"})
     return shapes
 
 
@@ -149,6 +157,29 @@ def embedder(name: str) -> None:
         keep(Path(saved), name, shapes, golden)
 
 
+def scorer(name: str) -> None:
+    import transformers
+    from sentence_transformers import CrossEncoder
+    from torch.nn import Identity
+
+    with tempfile.TemporaryDirectory() as plain, tempfile.TemporaryDirectory() as saved:
+        config = {**SCORERS[name], "num_labels": 1}
+        shapes = checkpoint(config, transformers.AutoModelForSequenceClassification, Path(plain))
+        model = CrossEncoder(plain, device="cpu")
+        golden: dict[str, Any] = {"query": QUERY, "documents": TEXTS}
+        pairs = [(QUERY, text) for text in TEXTS]
+        golden["scores"] = [round(float(score), DIGITS) for score in model.predict(pairs)]
+        golden["logits"] = [round(float(score), DIGITS) for score in model.predict(pairs, activation_fn=Identity())]
+        encoded = [model.tokenizer(*pair, truncation=True, max_length=150, return_token_type_ids=True) for pair in pairs]
+        golden["ids"] = [[int(id) for id in one["input_ids"]] for one in encoded]
+        golden["types"] = [[int(id) for id in one["token_type_ids"]] for one in encoded]
+        if name == "bert-rerank":
+            # As those of MS MARCO are.
+            model.activation_fn = Identity()
+        model.save(saved)
+        keep(Path(saved), name, shapes, golden)
+
+
 def pack() -> None:
     """One archive of all; like files lie beside each other, so that they share what they have in common."""
     files = sorted(ENCODERS.rglob("*.json"), key=lambda path: (path.name, str(path)))
@@ -164,6 +195,8 @@ def main() -> None:
     unpack()
     for name in MODELS:
         embedder(name)
+    for name in SCORERS:
+        scorer(name)
     pack()
 
 

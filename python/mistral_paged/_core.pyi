@@ -42,6 +42,7 @@ __all__ = [
     "PagedCacheType",
     "PendingRequest",
     "PromptTokensDetails",
+    "RerankRequest",
     "ResponseLogprob",
     "ResponseMessage",
     "RgbImage",
@@ -63,6 +64,7 @@ __all__ = [
     "simulator_devices",
     "submit",
     "submit_embeddings",
+    "submit_scores",
     "survey",
     "takes_long",
 ]
@@ -941,6 +943,33 @@ class EmbeddingRequest:
     def __eq__(self, other: object, /) -> bool: ...
 
 @final
+class RerankRequest:
+    def __new__(
+        cls,
+        query: str,
+        documents: Iterable[str],
+        truncate_sequence: bool = False,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        tenant: str | None = None,
+    ) -> Self: ...
+    @property
+    def query(self) -> str: ...
+    @property
+    def documents(self) -> list[str]: ...
+    @property
+    def truncate_sequence(self) -> bool: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def deadline(self) -> float | None: ...
+    @property
+    def tenant(self) -> str | None: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
+
+@final
 class CompletionRequest:
     def __new__(
         cls,
@@ -1464,6 +1493,9 @@ class PendingRequest:
 def submit_embeddings(
     runner: Runner, request: EmbeddingRequest, signal: EventSignal, model_id: str | None = None
 ) -> list[PendingRequest]: ...
+def submit_scores(
+    runner: Runner, request: RerankRequest, signal: EventSignal, model_id: str | None = None
+) -> list[PendingRequest]: ...
 def takes_long(request: ChatCompletionRequest | CompletionRequest) -> bool: ...
 def submit(
     runner: Runner, request: ChatCompletionRequest | CompletionRequest, signal: EventSignal, model_id: str | None = None
@@ -1696,6 +1728,8 @@ class Runner:
     def send_completion_request_to_model(self, request: CompletionRequest, model_id: str) -> CompletionResponse: ...
     def send_embedding_request(self, request: EmbeddingRequest, model_id: str | None = None) -> list[list[float]]: ...
     async def aembed(self, request: EmbeddingRequest, model_id: str | None = None) -> list[list[float]]: ...
+    def send_rerank_request(self, request: RerankRequest, model_id: str | None = None) -> list[float]: ...
+    async def arerank(self, request: RerankRequest, model_id: str | None = None) -> list[float]: ...
     @overload
     async def achat(
         self, request: ChatCompletionRequest[Literal[False]], model_id: str | None = None

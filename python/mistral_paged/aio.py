@@ -1,4 +1,4 @@
-"""Requests on an asyncio event loop: what `Runner.achat`, `Runner.acomplete` and `Runner.aembed` return.
+"""Requests on an asyncio event loop: what `Runner.achat`, `Runner.acomplete`, `Runner.aembed` and `Runner.arerank` return.
 
 The engine writes a byte to a socket of the loop once a step, so that the loop wakes once for all its requests that got tokens. No
 thread waits for any of them.
@@ -18,9 +18,11 @@ from mistral_paged._core import (
     EmbeddingRequest,
     EventSignal,
     PendingRequest,
+    RerankRequest,
     Runner,
     submit,
     submit_embeddings,
+    submit_scores,
     takes_long,
 )
 
@@ -147,7 +149,18 @@ async def complete(runner: Runner, request: CompletionRequest, model_id: str | N
 async def embed(runner: Runner, request: EmbeddingRequest, model_id: str | None) -> list[list[float]]:
     """A vector for each input."""
     hub = await _loaded_hub(runner, model_id)
-    pending = submit_embeddings(runner, request, hub.signal, model_id)
+    return await _answers(submit_embeddings(runner, request, hub.signal, model_id), hub)
+
+
+async def rerank(runner: Runner, request: RerankRequest, model_id: str | None) -> list[float]:
+    """A score for each document."""
+    hub = await _loaded_hub(runner, model_id)
+    vectors = await _answers(submit_scores(runner, request, hub.signal, model_id), hub)
+    return [score for (score,) in vectors]
+
+
+async def _answers(pending: list[PendingRequest], hub: _Hub) -> list[Any]:
+    """Those of all; leaving early ends what is left."""
     try:
         return [await _answer(one, hub) for one in pending]
     finally:

@@ -12,19 +12,20 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import lzma
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+# What the bundle has of what was built, packed and not.
+BUILT, PACKAGES = HERE / "built.tar.xz", HERE / "packages"
 CUBLAS = "libcublasLt.so.13"
 # A test or two of each family: under the sanitizer a test takes a hundred times as long.
 SANITIZED = (
@@ -126,16 +127,11 @@ def last_lines(path: Path, count: int) -> list[str]:
     return path.read_text(errors="replace").splitlines()[-count:] if path.is_file() else []
 
 
-def unpack(place: Path) -> None:
+def unpack() -> None:
     """The packages of the bundle, without pip: they are pure Python, or of one file of machine code. And the tests of kernels."""
-    packed, tests = HERE / "gpu-tests.xz", HERE / "gpu-tests"
-    if packed.is_file() and not tests.is_file():
-        tests.write_bytes(lzma.decompress(packed.read_bytes()))
-        tests.chmod(0o755)
-    if not place.is_dir():
-        for wheel in sorted((HERE / "wheels").glob("*.whl")):
-            with zipfile.ZipFile(wheel) as files:
-                files.extractall(place)
+    if BUILT.is_file() and not PACKAGES.is_dir():
+        with tarfile.open(BUILT) as files:
+            files.extractall(HERE, filter="data")
 
 
 def main() -> int:
@@ -151,10 +147,9 @@ def main() -> int:
     deadline = time.monotonic() + options.seconds
     results = options.output.resolve()
     results.mkdir(parents=True, exist_ok=True)
-    packages = results / "packages"
-    unpack(packages)
+    unpack()
     # Before what this Python has, PyTorch among it.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")]))
     made = test_steps(options.device) if options.call == "tests" else bench_steps(options.device, results)
     outcomes = []
     with (results / "summary.jsonl").open("a") as summary:

@@ -3,7 +3,8 @@
 use std::{task::Poll, time::Instant};
 
 use engine::{
-    Completion, EmbeddingInput, EmbeddingRequest, Engine, EngineError, GenerationRequest, RequestStream, embedding::shorten,
+    Completion, EmbeddingInput, EmbeddingRequest, Engine, EngineError, GenerationRequest, RequestStream, RerankRequest,
+    embedding::shorten,
 };
 use pyo3::prelude::*;
 
@@ -20,6 +21,16 @@ pub fn embed(py: Python<'_>, engine: &Engine, request: EmbeddingRequest) -> PyRe
         engine.embedding_requests(request)?.into_iter().map(|request| engine.submit(request)).collect::<Result<Vec<_>, _>>()
     })?;
     streams.into_iter().map(|stream| vector(finish(py, stream)?, dimensions)).collect()
+}
+
+/// Submits a request for each document and waits for the scores. Leaving early cancels.
+pub fn rerank(py: Python<'_>, engine: &Engine, request: RerankRequest) -> PyResult<Vec<f32>> {
+    let engine = engine.clone();
+    let streams = enter_long(py, request.text_bytes(), move || {
+        engine.rerank_requests(request)?.into_iter().map(|request| engine.submit(request)).collect::<Result<Vec<_>, _>>()
+    })?;
+    let score = |stream| Ok(vector(finish(py, stream)?, None)?.first().copied().unwrap_or_default());
+    streams.into_iter().map(score).collect()
 }
 
 /// The vector that a request has ended with.

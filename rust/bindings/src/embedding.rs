@@ -86,8 +86,10 @@ impl EmbeddingRequest {
 impl EmbeddingRequest {
     /// The keywords that make an equal one.
     fn all<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.fields
-            .behind([("input", self.fields.get(py, "input")?), ("truncate_sequence", self.fields.get(py, "truncate_sequence")?)])
+        self.fields.behind(
+            py,
+            [("input", self.fields.get(py, "input")?), ("truncate_sequence", self.fields.get(py, "truncate_sequence")?)],
+        )
     }
 }
 

@@ -121,13 +121,16 @@ impl Fields {
     }
 
     /// These, behind what every request of a kind has.
-    pub fn behind<'py>(&self, first: [(&str, Bound<'py, PyAny>); 2]) -> PyResult<Bound<'py, PyDict>> {
-        let [(_, value), _] = &first;
-        let all = PyDict::new(value.py());
+    pub fn behind<'py, const N: usize>(
+        &self,
+        py: Python<'py>,
+        first: [(&str, Bound<'py, PyAny>); N],
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let all = PyDict::new(py);
         for (name, value) in first {
             all.set_item(name, value)?;
         }
-        all.update(self.0.bind(all.py()).as_mapping())?;
+        all.update(self.0.bind(py).as_mapping())?;
         Ok(all)
     }
 }

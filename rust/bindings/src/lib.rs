@@ -28,6 +28,7 @@ mod planned;
 mod process;
 mod quantize;
 mod request;
+mod rerank;
 mod response;
 mod runner;
 mod sampling;
@@ -66,11 +67,13 @@ mod _core {
     #[pymodule_export]
     use crate::memory::MemoryPlan;
     #[pymodule_export]
-    use crate::pending::{EventSignal, PendingRequest, submit, submit_embeddings, takes_long};
+    use crate::pending::{EventSignal, PendingRequest, submit, submit_embeddings, submit_scores, takes_long};
     #[pymodule_export]
     use crate::quantize::quantize;
     #[pymodule_export]
     use crate::request::{ChatCompletionRequest, CompletionRequest};
+    #[pymodule_export]
+    use crate::rerank::RerankRequest;
     #[pymodule_export]
     use crate::response::{
         CalledFunction, ChatCompletionChunkResponse, ChatCompletionResponse, Choice, ChunkChoice, CompletionChoice,

@@ -13,7 +13,9 @@ use std::{
     },
 };
 
-use engine::{Completion, CompletionCollector, EmbeddingInput, Engine, Event, EventSink, RequestHandle};
+use engine::{
+    Completion, CompletionCollector, EmbeddingInput, Engine, EngineError, Event, EventSink, GenerationRequest, RequestHandle,
+};
 use pyo3::{IntoPyObjectExt, exceptions::PyStopAsyncIteration, prelude::*};
 
 use crate::{
@@ -22,6 +24,7 @@ use crate::{
     embedding::EmbeddingRequest,
     process::OwnProcess,
     request::{ChatCompletionRequest, CompletionRequest},
+    rerank::RerankRequest,
     response::{self, Envelope},
     runner::Runner,
     streaming::{Part, Parts, chunk},
@@ -222,16 +225,43 @@ pub fn submit_embeddings(
     signal: &EventSignal,
     model_id: Option<&str>,
 ) -> PyResult<Vec<PendingRequest>> {
-    let engine = runner.engine_of(model_id)?;
-    let (request, submitter, signal) = (request.request.clone(), engine.clone(), Arc::clone(&signal.signal));
+    let request = request.request.clone();
     let (dimensions, num_bytes) = (request.dimensions, request.inputs.iter().map(EmbeddingInput::text_bytes).sum());
+    let made = move |engine: &Engine| engine.embedding_requests(request);
+    submit_vectors(py, (runner, signal, model_id), (num_bytes, dimensions), made)
+}
+
+/// The same of one for scores: of each document a vector of one value.
+#[pyfunction]
+#[pyo3(signature = (runner, request, signal, model_id=None))]
+pub fn submit_scores(
+    py: Python<'_>,
+    runner: &Runner,
+    request: &RerankRequest,
+    signal: &EventSignal,
+    model_id: Option<&str>,
+) -> PyResult<Vec<PendingRequest>> {
+    let request = request.request.clone();
+    let num_bytes = request.text_bytes();
+    submit_vectors(py, (runner, signal, model_id), (num_bytes, None), move |engine: &Engine| engine.rerank_requests(request))
+}
+
+/// Submits all that `made` makes of so many bytes of text; each vector is cut to the dimensions.
+fn submit_vectors(
+    py: Python<'_>,
+    (runner, signal, model_id): (&Runner, &EventSignal, Option<&str>),
+    (num_bytes, dimensions): (usize, Option<usize>),
+    made: impl FnOnce(&Engine) -> Result<Vec<GenerationRequest>, EngineError> + Send + 'static,
+) -> PyResult<Vec<PendingRequest>> {
+    let engine = runner.engine_of(model_id)?;
+    let (submitter, signal) = (engine.clone(), Arc::clone(&signal.signal));
     let submitted = enter_long(py, num_bytes, move || {
         let submit = |request| {
             let (key, mailbox) = (NEXT_KEY.fetch_add(1, Ordering::Relaxed), Mailbox::default());
             let sink = SignalSink { key, mailbox: Arc::clone(&mailbox), signal: Arc::clone(&signal) };
             Ok((key, mailbox, submitter.submit_to(request, Box::new(sink))?))
         };
-        submitter.embedding_requests(request)?.into_iter().map(submit).collect::<Result<Vec<_>, engine::EngineError>>()
+        made(&submitter)?.into_iter().map(submit).collect::<Result<Vec<_>, EngineError>>()
     })?;
     let pending = |(key, mailbox, handle): (u64, Mailbox, RequestHandle)| {
         let answer = Answer::Vector(handle.collector(), dimensions);

@@ -350,7 +350,7 @@ impl ChatCompletionRequest {
 impl ChatCompletionRequest {
     /// The keywords that make an equal one.
     fn all<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.fields.behind([("messages", self.messages(py)?), ("model", self.model.as_str().into_bound_py_any(py)?)])
+        self.fields.behind(py, [("messages", self.messages(py)?), ("model", self.model.as_str().into_bound_py_any(py)?)])
     }
 }
 
@@ -494,7 +494,7 @@ impl CompletionRequest {
         match &self.request.prompt {
             Prompt::Text(text) | Prompt::Gap { before: text, .. } => text.into_bound_py_any(py),
             Prompt::TokenIds(ids) => ids.into_bound_py_any(py),
-            Prompt::Chat { .. } | Prompt::Sequence { .. } => Ok(py.None().into_bound(py)),
+            Prompt::Chat { .. } | Prompt::Sequence { .. } | Prompt::TokenPair { .. } => Ok(py.None().into_bound(py)),
         }
     }
 
@@ -517,7 +517,7 @@ impl CompletionRequest {
 impl CompletionRequest {
     /// The keywords that make an equal one.
     fn all<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.fields.behind([("prompt", self.prompt(py)?), ("model", self.model.as_str().into_bound_py_any(py)?)])
+        self.fields.behind(py, [("prompt", self.prompt(py)?), ("model", self.model.as_str().into_bound_py_any(py)?)])
     }
 }
 

@@ -10,7 +10,7 @@ use pyo3::{
 
 use crate::{
     arguments::{Integer, Real, at_least, at_least_if_given, check_seed, named_text, refuse, text, token_ids, within},
-    completing::{complete, embed},
+    completing::{complete, embed, rerank},
     detach::{enter, enter_long},
     doctor,
     embedding::EmbeddingRequest,
@@ -21,6 +21,7 @@ use crate::{
     options::{self, MemoryArguments},
     process::OwnProcess,
     request::{ChatCompletionRequest, CompletionRequest},
+    rerank::RerankRequest,
     response::{self, CompletionResponse, Envelope},
     streaming::ChatCompletionStreamer,
     which::{Selection, Which},
@@ -319,6 +320,30 @@ impl Runner {
     ) -> PyResult<Vec<Vec<f32>>> {
         self.check_model(model_id)?;
         embed(py, &self.model.get()?.engine_or_reload(py)?, request.request.clone())
+    }
+
+    /// Scores the documents of the request against its query: a list of floats in the order of the documents, higher is nearer.
+    /// The model is one of `Which.Embedding` whose files are a cross-encoder's; else a `ValueError` says so. Waits without holding
+    /// the interpreter; Ctrl-C cancels.
+    #[pyo3(signature = (request, model_id=None))]
+    fn send_rerank_request(
+        &self,
+        py: Python<'_>,
+        request: &RerankRequest,
+        #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>,
+    ) -> PyResult<Vec<f32>> {
+        self.check_model(model_id)?;
+        rerank(py, &self.model.get()?.engine_or_reload(py)?, request.request.clone())
+    }
+
+    /// `send_rerank_request` for asyncio: `await` it for the scores. Otherwise as `achat`.
+    #[pyo3(signature = (request, model_id=None))]
+    fn arerank<'py>(
+        slf: &Bound<'py, Self>,
+        request: &Bound<'py, RerankRequest>,
+        #[pyo3(from_py_with = text::model_id)] model_id: Option<&str>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("mistral_paged.aio")?.call_method1("rerank", (slf, request, model_id))
     }
 
     /// `send_embedding_request` for asyncio: `await` it for the vectors. Otherwise as `achat`.

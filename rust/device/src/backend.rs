@@ -215,8 +215,8 @@ impl EmbedArgs<'_> {
 pub struct StepMetadata {
     /// Position of each row in its request, `[num_tokens]`.
     pub positions: Vec<u32>,
-    /// Row of each row in the tables of positions, of rotations or of vectors that are added: its position, or a number made of it
-    /// where a model keeps several tables in one, `[num_tokens]`.
+    /// Row of each row in the tables of positions, of rotations or of vectors that are added: its position, or a number made of
+    /// it where a model keeps several tables in one, `[num_tokens]`.
     pub rope_positions: Vec<u32>,
     /// Prefix sums of query lengths, `[num_reqs + 1]`.
     pub query_start_loc: Vec<u32>,

@@ -23,6 +23,18 @@ pub struct InputBatch {
     pub(crate) coordinates: Vec<[u32; 3]>,
 }
 
+/// What a request's rows depend on beside its tokens.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct RequestRows<'a> {
+    /// Which rows of the tables of positions it uses.
+    pub(crate) rope: RopeRows,
+    /// Its images and sounds.
+    pub(crate) items: Option<&'a PromptItems>,
+    /// Where its tokens of the second kind begin, of a model that tells them apart: their rows of those tables follow the
+    /// others'.
+    pub(crate) second: Option<usize>,
+}
+
 /// Rows of a step that are those of an image or a sound, or that look at it.
 pub(crate) struct ItemRows {
     pub(crate) request: RequestId,
@@ -32,14 +44,13 @@ pub(crate) struct ItemRows {
 }
 
 impl InputBatch {
-    /// Fills the batch from one scheduling decision. `of_request` tells which rows of the rope table a request uses, and its
-    /// images and sounds.
+    /// Fills the batch from one scheduling decision.
     pub(crate) fn build<'a>(
         &mut self,
         scheduler: &Scheduler,
         output: &SchedulerOutput,
         layout: BlockLayout,
-        of_request: impl Fn(RequestId) -> (RopeRows, Option<&'a PromptItems>),
+        of_request: impl Fn(RequestId) -> RequestRows<'a>,
     ) {
         self.token_ids.clear();
         let step = &mut self.step;
@@ -58,9 +69,12 @@ impl InputBatch {
             self.token_ids.extend_from_slice(&output.drafts[num_drafts..num_drafts + row.num_drafts]);
             num_drafts += row.num_drafts;
             step.positions.extend(start as u32..end as u32);
-            let (rope, items) = of_request(row.request_id);
+            let RequestRows { rope, items, second } = of_request(row.request_id);
             match items {
-                None => step.rope_positions.extend((start..end).map(|position| rope.row(position))),
+                None => {
+                    let second = second.unwrap_or(usize::MAX);
+                    step.rope_positions.extend((start..end).map(|at| rope.row(at) + u32::from(at >= second)));
+                }
                 Some(items) => {
                     has_items = true;
                     step.rope_positions.extend((start..end).map(|position| rope.row(items.shifted(position) as usize)));
@@ -93,11 +107,11 @@ impl InputBatch {
     }
 
     /// What rows of images and sounds add to positions: coordinates, and spans whose rows see each other.
-    fn place<'a>(&mut self, output: &SchedulerOutput, of_request: &impl Fn(RequestId) -> (RopeRows, Option<&'a PromptItems>)) {
+    fn place<'a>(&mut self, output: &SchedulerOutput, of_request: &impl Fn(RequestId) -> RequestRows<'a>) {
         let requests = || {
             output.rows.iter().map(|row| {
                 let positions = row.num_computed_tokens..row.num_computed_tokens + row.num_scheduled_tokens;
-                (positions, of_request(row.request_id).1)
+                (positions, of_request(row.request_id).items)
             })
         };
         if requests().any(|(positions, items)| items.is_some_and(|items| items.has_coordinates_from(positions.start))) {

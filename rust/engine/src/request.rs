@@ -164,6 +164,13 @@ pub enum Prompt {
     },
     /// Token ids as they are.
     TokenIds(Vec<u32>),
+    /// Those of two texts, for a score ([`crate::Engine::rerank_requests`]).
+    TokenPair {
+        /// All of them.
+        ids: Vec<u32>,
+        /// Where tokens of the second kind begin.
+        second: usize,
+    },
     /// What a sequence came to, and more.
     Sequence {
         /// The sequence.
@@ -182,7 +189,7 @@ impl Prompt {
             }
             Self::Text(text) | Self::Sequence { then: Continuation::Text(text), .. } => text.len(),
             Self::Gap { before, after } => before.len() + after.len(),
-            Self::TokenIds(_) | Self::Sequence { then: Continuation::TokenIds(_), .. } => 0,
+            Self::TokenIds(_) | Self::TokenPair { .. } | Self::Sequence { then: Continuation::TokenIds(_), .. } => 0,
         }
     }
 
@@ -193,7 +200,7 @@ impl Prompt {
         match self {
             Self::Chat { messages, .. } => any(messages),
             Self::Sequence { sequence, then: Continuation::Messages(messages) } => sequence.has_media() || any(messages),
-            Self::Sequence { .. } | Self::Text(_) | Self::Gap { .. } | Self::TokenIds(_) => false,
+            Self::Sequence { .. } | Self::Text(_) | Self::Gap { .. } | Self::TokenIds(_) | Self::TokenPair { .. } => false,
         }
     }
 }

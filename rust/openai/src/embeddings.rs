@@ -1,7 +1,5 @@
 //! `POST /v1/embeddings`.
 
-use std::time::Duration;
-
 use engine::{EmbeddingInput, EmbeddingRequest, EngineError, ServiceParams, Truncation, embedding::shorten};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,7 +8,7 @@ use crate::{
     ApiError, Fields, Rule,
     fields::fields,
     of_request,
-    sampling::{MAX_DEADLINE, MIN_DEADLINE},
+    sampling::{MAX_DEADLINE, MIN_DEADLINE, deadline},
 };
 
 /// Inputs of a request at most, as OpenAI has it.
@@ -119,26 +117,13 @@ impl EmbeddingsRequest {
         if inputs.len() > MAX_INPUTS {
             return Err(ApiError::value("input", format!("has {} entries; it may have {MAX_INPUTS} at most", inputs.len())));
         }
-        let truncation = match (given.truncate_sequence, given.truncate_prompt_tokens) {
-            (Some(true), None) | (_, Some(-1)) => Truncation::ToModel,
-            (_, Some(limit)) => {
-                let limit = usize::try_from(limit).ok().filter(|limit| *limit > 0);
-                Truncation::To(limit.ok_or_else(|| ApiError::value("truncate_prompt_tokens", "must be 1 or more, or -1"))?)
-            }
-            (_, None) => Truncation::Refuse,
-        };
-        let deadline = given.deadline.map(|seconds| {
-            let in_range = (MIN_DEADLINE..=MAX_DEADLINE).contains(&seconds);
-            in_range.then(|| Duration::from_secs_f64(seconds)).ok_or_else(|| {
-                ApiError::value("deadline", format!("is {seconds:e}; it must be from {MIN_DEADLINE} to {MAX_DEADLINE} seconds"))
-            })
-        });
+        let truncation = truncation(given.truncate_sequence, given.truncate_prompt_tokens)?;
         if given.cache_salt.as_ref().is_some_and(String::is_empty) {
             return Err(ApiError::value("cache_salt", "is empty: give some text, or leave it out to share with all"));
         }
         let service = ServiceParams {
             priority: given.priority.unwrap_or(0),
-            deadline: deadline.transpose()?,
+            deadline: deadline(given.deadline)?,
             cache_salt: given.cache_salt,
             ..ServiceParams::default()
         };
@@ -150,6 +135,18 @@ impl EmbeddingsRequest {
             user: given.user,
         })
     }
+}
+
+/// What becomes of inputs that are too long.
+pub(crate) fn truncation(truncates: Option<bool>, limit: Option<i64>) -> Result<Truncation, ApiError> {
+    Ok(match (truncates, limit) {
+        (Some(true), None) | (_, Some(-1)) => Truncation::ToModel,
+        (_, Some(limit)) => {
+            let limit = usize::try_from(limit).ok().filter(|limit| *limit > 0);
+            Truncation::To(limit.ok_or_else(|| ApiError::value("truncate_prompt_tokens", "must be 1 or more, or -1"))?)
+        }
+        (_, None) => Truncation::Refuse,
+    })
 }
 
 /// What the engine says of a request for embeddings.

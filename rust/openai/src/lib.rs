@@ -12,6 +12,7 @@ mod error;
 pub mod fields;
 pub mod media;
 pub mod messages;
+pub mod rerank;
 pub mod response;
 pub mod responses;
 pub mod sampling;

@@ -17,6 +17,18 @@ use crate::{
 pub(crate) const MIN_DEADLINE: f64 = 0.001;
 pub(crate) const MAX_DEADLINE: f64 = 1e9;
 
+/// What a request says of its deadline, in seconds.
+pub(crate) fn deadline(seconds: Option<f64>) -> Result<Option<Duration>, ApiError> {
+    let Some(seconds) = seconds else { return Ok(None) };
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(deadline) if (MIN_DEADLINE..=MAX_DEADLINE).contains(&seconds) => Ok(Some(deadline)),
+        _ => {
+            let message = format!("is {seconds:e}; it must be from {MIN_DEADLINE} to {MAX_DEADLINE} seconds");
+            Err(ApiError::value("deadline", message))
+        }
+    }
+}
+
 /// One value or several.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "it must be a string or a list of strings")]
@@ -334,16 +346,7 @@ impl SamplingFields {
 
     /// How the request is served beside others.
     pub fn service(&self) -> Result<ServiceParams, ApiError> {
-        let deadline = match self.deadline {
-            None => None,
-            Some(seconds) => match Duration::try_from_secs_f64(seconds) {
-                Ok(deadline) if (MIN_DEADLINE..=MAX_DEADLINE).contains(&seconds) => Some(deadline),
-                _ => {
-                    let message = format!("is {seconds:e}; it must be from {MIN_DEADLINE} to {MAX_DEADLINE} seconds");
-                    return Err(ApiError::value("deadline", message));
-                }
-            },
-        };
+        let deadline = deadline(self.deadline)?;
         if self.cache_salt.as_ref().is_some_and(String::is_empty) {
             return Err(ApiError::value("cache_salt", "is empty: give some text, or leave it out to share with all"));
         }

@@ -67,6 +67,7 @@ pub(crate) fn of_folder(dir: &Path, options: EmbeddingOptions, decoder: &Decoder
         max_input_len: None,
         lower_case: false,
         dimensions: decoder.hidden_size,
+        score: None,
     };
     let (mut pooling, mut files) = (None, Vec::new());
     for module in modules(dir)? {
@@ -97,11 +98,14 @@ pub(crate) fn of_folder(dir: &Path, options: EmbeddingOptions, decoder: &Decoder
     if let Some(file) = File::open(&dir.join("sentence_bert_config.json"))? {
         let known = ["max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"];
         let fields = file.fields(&known)?;
-        fields.only(&[
-            ("transformer_task", json!("feature-extraction")),
-            ("modality_config", json!({"text": {"method": "forward", "method_output_name": "last_hidden_state"}})),
-            ("module_output_name", json!("token_embeddings")),
-        ])?;
+        // A pooling that is asked for is of hidden states, whatever the model was made for.
+        if options.pooling.is_none() {
+            fields.only(&[
+                ("transformer_task", json!("feature-extraction")),
+                ("modality_config", json!({"text": {"method": "forward", "method_output_name": "last_hidden_state"}})),
+                ("module_output_name", json!("token_embeddings")),
+            ])?;
+        }
         config.max_input_len = fields.size("max_seq_length")?.filter(|n| *n > 0);
         config.lower_case = fields.flag("do_lower_case")?.unwrap_or(false);
     }
@@ -115,7 +119,7 @@ pub(crate) fn of_folder(dir: &Path, options: EmbeddingOptions, decoder: &Decoder
 }
 
 /// Tokens of an input at most, by its tokenizer. Files that say nothing of it have a number that no context reaches.
-fn tokenizer_limit(dir: &Path) -> Result<Option<usize>, EngineError> {
+pub(super) fn tokenizer_limit(dir: &Path) -> Result<Option<usize>, EngineError> {
     let config = read_json(&dir.join("tokenizer_config.json")).map_err(EngineError::Load)?;
     let limit = config.and_then(|config| config["model_max_length"].as_u64());
     Ok(limit.and_then(|limit| usize::try_from(limit).ok()).filter(|limit| (1..=MAX_SIZE).contains(limit)))
@@ -244,7 +248,7 @@ fn read_head(dir: &Path, role: Role, width: usize) -> Result<HeadConfig, EngineE
             return Err(fields.error("activation_function", why));
         }
     };
-    Ok(HeadConfig { role, in_features, out_features, bias: fields.flag("bias")?.unwrap_or(true), activation })
+    Ok(HeadConfig { role, in_features, out_features, bias: fields.flag("bias")?.unwrap_or(true), activation, has_norm: false })
 }
 
 fn read_prompts(file: &File, config: &mut EmbeddingConfig) -> Result<(), EngineError> {
@@ -301,7 +305,8 @@ pub(crate) fn of_gguf(
             return Err(EngineError::Load(text));
         }
         let bias = fields.weights.contains(id.bias());
-        heads.push(HeadConfig { role, in_features, out_features, bias, activation: HeadActivation::Identity });
+        let activation = HeadActivation::Identity;
+        heads.push(HeadConfig { role, in_features, out_features, bias, activation, has_norm: false });
         dimensions = out_features;
     }
     Ok(EmbeddingConfig {
@@ -312,6 +317,7 @@ pub(crate) fn of_gguf(
         max_input_len: None,
         lower_case: false,
         dimensions,
+        score: None,
     })
 }
 

@@ -2,27 +2,33 @@
 
 use std::ops::Range;
 
-use device::{Backend, Linear, Projection, StepMetadata, Tensor};
+use device::{Backend, Linear, Norm, Projection, StepMetadata, Tensor};
 
-use super::{EmbeddingConfig, HeadActivation, Pooling, normalize};
+use super::{EmbeddingConfig, HeadActivation, Pooling, ScoreActivation, normalize};
 use crate::{
     EngineError,
     model::{
         decoder::{Activations, Decoder},
         part::Weights,
     },
+    weights::{Role, WeightId},
 };
 
 /// A dense layer that was loaded.
 pub(crate) struct Head {
     linear: Linear,
     activation: HeadActivation,
+    norm: Option<Norm>,
 }
 
 impl Head {
     /// Asks for the weights of all, each once.
     pub(crate) fn all(weights: &mut dyn Weights, config: &EmbeddingConfig) -> Result<Vec<Self>, EngineError> {
-        let head = |head: &super::HeadConfig| Ok(Self { linear: weights.linear(&head.matrix())?, activation: head.activation });
+        let head = |head: &super::HeadConfig| {
+            let norm = WeightId::global(Role::ClassifierNorm);
+            let norm = head.has_norm.then(|| weights.norm(norm, [1, head.out_features])).transpose()?;
+            Ok(Self { linear: weights.linear(&head.matrix())?, activation: head.activation, norm })
+        };
         config.heads.iter().map(head).collect()
     }
 }
@@ -30,6 +36,7 @@ impl Head {
 /// Pools hidden states, and takes the result through the dense layers.
 pub(crate) struct Embedder {
     pooling: Pooling,
+    score: Option<ScoreActivation>,
     heads: Vec<Head>,
     /// What goes into a head and what comes out, `[max_rows, widest]`.
     buffers: [Tensor; 2],
@@ -50,10 +57,11 @@ impl Embedder {
         max_rows: usize,
     ) -> Result<Self, EngineError> {
         let alloc = || backend.alloc(max_rows, config.widest_head());
-        Ok(Self { pooling: config.pooling, heads, buffers: [alloc()?, alloc()?], max_rows })
+        Ok(Self { pooling: config.pooling, score: config.score, heads, buffers: [alloc()?, alloc()?], max_rows })
     }
 
-    /// The vectors of requests, by their rows of the step: all of each, unless the last token's is wanted.
+    /// The vectors of requests, or one score of each, by their rows of the step: all of each, unless the last token's is
+    /// wanted.
     pub(crate) fn run(
         &mut self,
         (decoder, backend): (&Decoder, &dyn Backend),
@@ -78,7 +86,10 @@ impl Embedder {
         }
         vectors.chunks_mut(self.max_rows).for_each(|chunk| self.pass_heads(backend, chunk));
         for vector in &mut vectors {
-            normalize(vector);
+            match self.score {
+                None => normalize(vector),
+                Some(score) => vector.iter_mut().for_each(|logit| *logit = score.apply(*logit)),
+            }
         }
         vectors
     }
@@ -96,9 +107,12 @@ impl Embedder {
             out.set_cols(head.linear.out_features);
             out.set_rows(x.rows());
             backend.norm_linear(x, None, &mut [Projection { linear: &head.linear, out }], &StepMetadata::default());
-            if head.activation == HeadActivation::Tanh {
+            if head.activation != HeadActivation::Identity || head.norm.is_some() {
                 backend.fetch(out);
-                out.as_mut_slice().iter_mut().for_each(|value| *value = value.tanh());
+                for row in 0..out.rows() {
+                    head.activation.apply(out.row_mut(row));
+                    head.norm.iter().for_each(|norm| norm.apply(out.row_mut(row)));
+                }
                 backend.store(out);
             }
             std::mem::swap(x, out);

@@ -1,14 +1,21 @@
-//! Models that turn texts into vectors: how a text's hidden states become one vector, and what requests ask for.
+//! Models that turn texts into vectors, or pairs of texts into scores: how a text's hidden states become one vector or number,
+//! and what requests ask for.
 
+mod classifier;
 mod files;
 mod head;
 mod request;
+mod rerank;
 
 use std::{fmt, str::FromStr};
 
+pub(crate) use classifier::of_folder as scores_of_folder;
 pub(crate) use files::{add_heads, of_folder, of_gguf};
 pub(crate) use head::{Embedder, Head, buffer_bytes};
 pub use request::{EmbeddingInput, EmbeddingRequest, Truncation, shorten};
+pub use rerank::{RerankRequest, score_of};
+
+use device::Activation;
 
 use crate::{
     EngineError,
@@ -83,10 +90,31 @@ pub struct EmbeddingConfig {
     pub lower_case: bool,
     /// Values of the vector.
     pub dimensions: usize,
+    /// The one value is a score of two texts, which becomes this in the end; `None`: it is a vector of a text.
+    pub score: Option<ScoreActivation>,
+}
+
+/// What the score of a model that compares two texts becomes in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScoreActivation {
+    /// Itself: a logit.
+    Identity,
+    /// A number from 0 to 1.
+    Sigmoid,
+}
+
+impl ScoreActivation {
+    /// What a logit becomes.
+    pub(crate) fn apply(self, logit: f32) -> f32 {
+        match self {
+            Self::Identity => logit,
+            Self::Sigmoid => (1.0 / (1.0 + f64::from(-logit).exp())) as f32,
+        }
+    }
 }
 
 /// A dense layer behind the pooling.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadConfig {
     /// Whose weight it is.
     pub role: Role,
@@ -96,17 +124,33 @@ pub struct HeadConfig {
     pub out_features: usize,
     /// Whether something is added.
     pub bias: bool,
-    /// What each value becomes in the end.
+    /// What each value becomes.
     pub activation: HeadActivation,
+    /// There is a norm behind that.
+    pub has_norm: bool,
 }
 
 /// What each value of a dense layer becomes in the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HeadActivation {
     /// Itself.
     Identity,
     /// Its hyperbolic tangent.
     Tanh,
+    /// What an activation makes of it.
+    Of(Activation),
+}
+
+impl HeadActivation {
+    /// Changes a row.
+    pub(crate) fn apply(self, row: &mut [f32]) {
+        let of = |x: f32| match self {
+            Self::Identity => x,
+            Self::Tanh => x.tanh(),
+            Self::Of(activation) => activation.apply(x),
+        };
+        row.iter_mut().for_each(|x| *x = of(*x));
+    }
 }
 
 impl HeadConfig {

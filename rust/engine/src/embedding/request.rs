@@ -35,6 +35,20 @@ pub enum Truncation {
     To(usize),
 }
 
+impl Truncation {
+    /// Tokens of an input at most where a model takes so many; `None`: whatever it has.
+    pub(super) fn limit(self, longest: usize) -> Result<Option<usize>, EngineError> {
+        match self {
+            Self::Refuse => Ok(None),
+            Self::ToModel => Ok(Some(longest)),
+            Self::To(limit) if (1..=longest).contains(&limit) => Ok(Some(limit)),
+            Self::To(limit) => Err(EngineError::InvalidArgument(format!(
+                "truncate_prompt_tokens is {limit}; it must be 1 to {longest}, or -1 for as many"
+            ))),
+        }
+    }
+}
+
 /// Texts to be embedded, each by itself.
 #[derive(Clone, Debug, Default)]
 pub struct EmbeddingRequest {
@@ -67,6 +81,13 @@ impl Engine {
     /// own, or an input is empty. [`EngineError::PromptTooLong`]: an input has too many tokens. Both name the input.
     pub fn embedding_requests(&self, request: EmbeddingRequest) -> Result<Vec<GenerationRequest>, EngineError> {
         let config = self.embedding_config()?;
+        if config.score.is_some() {
+            return Err(EngineError::InvalidArgument(
+                "this model scores pairs of texts, and makes no vectors: send a RerankRequest, or POST /v1/rerank; `pooling` \
+                 (Which.Embedding, or --pooling) loads it for vectors"
+                    .into(),
+            ));
+        }
         let EmbeddingRequest { inputs, prompt_name, dimensions, truncation, service } = request;
         if let Some(asked) = dimensions.filter(|asked| !(1..=config.dimensions).contains(asked)) {
             let text = format!("dimensions is {asked}; vectors of this model have {}: ask for 1 to as many", config.dimensions);
@@ -74,15 +95,7 @@ impl Engine {
         }
         let prompt = config.prompt(prompt_name.as_deref())?;
         let longest = self.max_embedding_len();
-        let limit = match truncation {
-            Truncation::Refuse => None,
-            Truncation::ToModel => Some(longest),
-            Truncation::To(limit) if (1..=longest).contains(&limit) => Some(limit),
-            Truncation::To(limit) => {
-                let text = format!("truncate_prompt_tokens is {limit}; it must be 1 to {longest}, or -1 for as many");
-                return Err(EngineError::InvalidArgument(text));
-            }
-        };
+        let limit = truncation.limit(longest)?;
         let is_one = inputs.len() == 1;
         let mut requests = Vec::with_capacity(inputs.len());
         for (number, input) in inputs.into_iter().enumerate() {

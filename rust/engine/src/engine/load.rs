@@ -522,10 +522,13 @@ pub(super) fn describe(files: &ModelFiles, config: &EngineConfig, plan: &MemoryP
     if config.no_paged_attn {
         lines.push(format!("Without paged attention: a request reserves, and may have, {} tokens", plan.max_model_len));
     }
-    if let Some(EmbeddingConfig { pooling, dimensions, heads, .. }) = files.embedding() {
+    if let Some(EmbeddingConfig { pooling, dimensions, heads, score, .. }) = files.embedding() {
         let heads = heads.len();
-        lines
-            .push(format!("Makes embeddings: pooling {pooling}, {heads} dense layers behind it, vectors of {dimensions} values"));
+        let what = match score {
+            None => format!("Makes embeddings of {dimensions} values"),
+            Some(_) => "Scores pairs of texts".to_owned(),
+        };
+        lines.push(format!("{what}: pooling {pooling}, {heads} dense layers behind it"));
     }
     lines.extend(plan.to_string().lines().map(|line| format!("Memory: {line}")));
     lines

@@ -222,7 +222,7 @@ pub fn tokenize(
         Prompt::Chat { messages, options } => (render_chat(shared, messages, options, media)?.0, None),
         Prompt::Text(text) => (shared.tokenizer.encode(text, true)?, Some(text.clone())),
         Prompt::Gap { before, after } => (shared.tokenizer.encode_gap(before, after)?, Some(before.clone())),
-        Prompt::TokenIds(ids) => (ids.clone(), None),
+        Prompt::TokenIds(ids) | Prompt::TokenPair { ids, .. } => (ids.clone(), None),
         Prompt::Sequence { sequence, then } => {
             let prompt = sequence.prompt(then.clone(), &shared.tokenizer)?;
             return tokenize(shared, &prompt, (media, sequence.has_media()));

@@ -40,6 +40,8 @@ pub(super) struct Origin {
     pub(super) adapter: Option<Arc<Generation>>,
     /// `None`: it has none.
     pub(super) items: Option<Arc<PromptItems>>,
+    /// Where tokens of the second kind begin, of two texts.
+    pub(super) second: Option<usize>,
 }
 
 impl Origin {

@@ -21,8 +21,8 @@ use super::{
     thread::Command,
 };
 use crate::{
-    AdapterChoice, CallChoice, EngineError, EventSink, GenerationRequest, IncrementalDecoder, KeptPrompt, MAX_CHOICES, MediaKind,
-    OutputKind, Prompt, SamplingParams, ServiceParams,
+    AdapterChoice, CallChoice, EmbeddingConfig, EngineError, EventSink, GenerationRequest, IncrementalDecoder, KeptPrompt,
+    MAX_CHOICES, MediaKind, OutputKind, Prompt, SamplingParams, ServiceParams,
     event_sink::Outbox,
     grammar::Compiled,
     lora::{Generation, Registry},
@@ -100,6 +100,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         public_prefix_len: public_prefix_len.saturating_sub(num_given - prompt_token_ids.len()),
         adapter,
         items,
+        second: if let Prompt::TokenPair { second, .. } = prompt { Some(second) } else { None },
     }
     .of(prompt, source.as_ref());
     let cancel = Arc::new(AtomicBool::new(false));
@@ -377,6 +378,11 @@ fn allowed_tokens(
 fn check_kind(shared: &Shared, output: OutputKind) -> Result<(), EngineError> {
     match (&shared.embedding, output) {
         (None, OutputKind::Embedding) => Err(super::makes_text()),
+        (Some(EmbeddingConfig { score: Some(_), .. }), OutputKind::Tokens | OutputKind::Vector) => {
+            Err(EngineError::InvalidArgument(
+                "this model scores pairs of texts, and makes no text: send a RerankRequest, or POST /v1/rerank".into(),
+            ))
+        }
         (Some(_), OutputKind::Tokens | OutputKind::Vector) => Err(EngineError::InvalidArgument(
             "this model was loaded to make embeddings, and no text: send an EmbeddingRequest, or POST /v1/embeddings".into(),
         )),

@@ -461,8 +461,8 @@ impl DecoderConfig {
         self.layers.iter().map(value).max().unwrap_or(0)
     }
 
-    /// Tables of positions, of rotations or of vectors that are added: their rows for position 0 lie one after the other, then those
-    /// for position 1, and so on.
+    /// Tables of positions, of rotations or of vectors that are added: their rows for position 0 lie one after the other, then
+    /// those for position 1, and so on.
     pub fn num_rope_tables(&self) -> usize {
         let of_types = self.positions.map_or(1, |positions| positions.rows_of_position());
         self.ropes.iter().map(RopeConfig::num_tables).max().unwrap_or(1).max(of_types)

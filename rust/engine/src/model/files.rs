@@ -173,7 +173,10 @@ impl ModelFiles {
     /// [`EngineError::NotSupported`] for files that cannot be honoured; they name the key.
     pub fn for_embeddings(mut self, source: &ModelSource, options: EmbeddingOptions) -> Result<Self, EngineError> {
         let (embedding, heads) = match source {
-            ModelSource::HuggingFace { path, .. } => embedding::of_folder(path, options, &self.config)?,
+            ModelSource::HuggingFace { path, .. } => match (options.pooling, self.scores(path)?) {
+                (None, Some(scores)) => (scores, Vec::new()),
+                _ => embedding::of_folder(path, options, &self.config)?,
+            },
             ModelSource::Gguf { .. } | ModelSource::Ggml { .. } => {
                 let what = self.weights.path().display().to_string();
                 let (weights, metadata) = (&self.weights, self.weights.metadata());
@@ -187,6 +190,10 @@ impl ModelFiles {
         // Nothing asks for logits, so nothing but the rows of the embedding is kept.
         self.config.tie_word_embeddings = true;
         Ok(Self { embedding: Some(embedding), ..self })
+    }
+
+    fn scores(&self, dir: &Path) -> Result<Option<EmbeddingConfig>, EngineError> {
+        embedding::scores_of_folder(dir, &self.config, &self.weights)
     }
 
     /// The same, to see or hear too; `source` is what they were opened from.

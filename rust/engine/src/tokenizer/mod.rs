@@ -15,6 +15,8 @@ use std::{ops::Range, path::Path, sync::OnceLock};
 pub use incremental::IncrementalDecoder;
 pub(crate) use pre_tokenizer::pre_tokenizer_name;
 
+use tokenizers::{PostProcessor, TruncationParams, TruncationStrategy, utils::truncation::truncate_encodings};
+
 use crate::{
     EngineError,
     error::caught_quietly,
@@ -206,6 +208,35 @@ impl Tokenizer {
                 Ok(ids)
             }
         }
+    }
+
+    /// Token ids of two texts, with special tokens as the tokenizer has them for a pair, and where those of the second kind begin
+    /// (`token_type_ids`), the end if none are. With a limit the longer text is cut, token by token, until both fit.
+    pub fn encode_pair(&self, first: &str, second: &str, limit: Option<usize>) -> Result<(Vec<u32>, usize), EngineError> {
+        let failed = |e: String| EngineError::Tokenizer(format!("a pair of texts cannot be tokenized: {e}"));
+        let Encoder::Pipeline { inner, bos: None, eos: None } = &self.encoder else {
+            return Err(failed("a tokenizer.json says how two texts become one, and this model has none".into()));
+        };
+        let encode =
+            |text: &str| caught_quietly(|| inner.encode_fast(text, false).map_err(|e| e.to_string())).and_then(|ids| ids);
+        let [mut first, mut second] = [encode(first).map_err(failed)?, encode(second).map_err(failed)?];
+        if let Some(limit) = limit {
+            let num_added = inner.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
+            let max_length = limit.checked_sub(num_added).filter(|room| *room > 1).ok_or_else(|| {
+                EngineError::InvalidArgument(format!(
+                    "truncate_prompt_tokens is {limit}, and the tokenizer adds {num_added} tokens to two texts: leave room for more"
+                ))
+            })?;
+            let params =
+                TruncationParams { max_length, strategy: TruncationStrategy::LongestFirst, ..TruncationParams::default() };
+            let (cut, other) = truncate_encodings(first, Some(second), &params).map_err(|e| failed(e.to_string()))?;
+            (first, second) = (cut, other.unwrap_or_default());
+        }
+        let both = caught_quietly(|| inner.post_process(first, Some(second), true).map_err(|e| e.to_string()));
+        let both = both.and_then(|both| both).map_err(failed)?;
+        let types = both.get_type_ids();
+        let second = types.iter().position(|kind| *kind != 0).unwrap_or(types.len());
+        Ok((both.get_ids().to_vec(), second))
     }
 
     /// Token ids of a text in which special tokens are plain text; nothing is added.

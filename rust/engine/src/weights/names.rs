@@ -23,6 +23,12 @@ pub enum Role {
     Dense2,
     /// The second.
     Dense3,
+    /// `[hidden_size, hidden_size]`: before the classifier of a model that scores pairs.
+    ClassifierDense,
+    /// Behind it.
+    ClassifierNorm,
+    /// `[num_labels, hidden_size]`.
+    Classifier,
     /// Divisors of the rope frequencies (GGUF only).
     RopeFreqs,
     RopeFactorsShort,
@@ -247,6 +253,9 @@ impl Role {
             Self::Output => ("output", "lm_head"),
             Self::Dense2 => ("dense_2", "dense_2.linear"),
             Self::Dense3 => ("dense_3", "dense_3.linear"),
+            Self::ClassifierDense => ("cls", "classifier.dense"),
+            Self::ClassifierNorm => ("cls.norm", "head.norm"),
+            Self::Classifier => ("cls.output", "score"),
             Self::RopeFreqs => ("rope_freqs", "rope_freqs"),
             Self::RopeFactorsShort => ("rope_factors_short", "rope_factors_short"),
             Self::RopeFactorsLong => ("rope_factors_long", "rope_factors_long"),

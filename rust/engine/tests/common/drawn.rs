@@ -82,7 +82,7 @@ pub fn hearing(name: &str) -> PathBuf {
 
 /// The same of an encoder.
 pub fn encoder(name: &str) -> PathBuf {
-    with_weights(golden_dir().join("encoders").join(name), &[], text_value)
+    with_weights(golden_dir().join("encoders").join(name), &[], |name, shape, u| text_value(&name.to_lowercase(), shape, u))
 }
 
 /// Samples of a sound: a tone that its name decides, and noise. tests/drawn_sounds.py has the same.

@@ -1,10 +1,13 @@
-//! Vectors of encoders (BERT and its kin), compared with those of sentence-transformers.
+//! Vectors of encoders (BERT and its kin), and scores of pairs of texts, compared with those of sentence-transformers.
 
 use std::sync::Arc;
 
 use device::{Backend, cpu::ReferenceBackend};
-use engine::{EmbeddingInput, EmbeddingOptions, EmbeddingRequest, Engine, EngineConfig, ModelSource, Truncation};
-use serde_json::Value;
+use engine::{
+    EmbeddingInput, EmbeddingOptions, EmbeddingRequest, Engine, EngineConfig, EngineError, ModelSource, Pooling, Prompt,
+    RerankRequest, Truncation,
+};
+use serde_json::{Value, json};
 
 use crate::common::{
     drawn,
@@ -12,6 +15,7 @@ use crate::common::{
 };
 
 const MODELS: [&str; 6] = ["bert", "xlm-roberta", "distilbert", "nomic", "modernbert", "eurobert"];
+const SCORERS: [&str; 5] = ["bert-rerank", "xlm-roberta-rerank", "distilbert-rerank", "modernbert-rerank", "qwen3-rerank"];
 
 fn source(name: &str) -> ModelSource {
     ModelSource::HuggingFace { path: drawn::encoder(name), tokenizer_json: None }
@@ -25,9 +29,12 @@ fn start(name: &str, config: EngineConfig) -> Engine {
     Engine::load(&source(name), &pooled(config), &|_| {}).unwrap()
 }
 
+fn json_of(name: &str, file: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(drawn::encoder(name).join(file)).unwrap()).unwrap()
+}
+
 fn golden(name: &str) -> Vec<Value> {
-    let bytes = std::fs::read(drawn::encoder(name).join("golden.json")).unwrap();
-    serde_json::from_slice(&bytes).unwrap()
+    json_of(name, "golden.json").as_array().unwrap().clone()
 }
 
 fn of(inputs: Vec<EmbeddingInput>) -> EmbeddingRequest {
@@ -38,12 +45,25 @@ fn text(case: &Value) -> EmbeddingInput {
     EmbeddingInput::Text(case["input"].as_str().unwrap().to_owned())
 }
 
-fn ids(case: &Value) -> Vec<u32> {
-    case["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+fn ids(list: &Value) -> Vec<u32> {
+    list.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-fn vector(case: &Value) -> Vec<f32> {
-    case["vector"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap() as f32).collect()
+fn numbers(list: &Value) -> Vec<f32> {
+    list.as_array().unwrap().iter().map(|value| value.as_f64().unwrap() as f32).collect()
+}
+
+fn farthest(got: &[f32], expected: &Value) -> f32 {
+    let expected = numbers(expected);
+    assert_eq!(got.len(), expected.len());
+    got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// The query and the documents of a golden.
+fn pairs(golden: &Value) -> RerankRequest {
+    let text = |text: &Value| text.as_str().unwrap().to_owned();
+    let documents = golden["documents"].as_array().unwrap().iter().map(text).collect();
+    RerankRequest { query: text(&golden["query"]), documents, truncation: Truncation::ToModel, ..RerankRequest::default() }
 }
 
 fn bits(vectors: &[Vec<f32>]) -> Vec<Vec<u32>> {
@@ -54,10 +74,10 @@ fn check(engine: &Engine, name: &str) {
     for case in golden(name) {
         let [request] = &engine.embedding_requests(of(vec![text(&case)])).unwrap()[..] else { panic!("one request") };
         let engine::Prompt::TokenIds(tokens) = &request.prompt else { panic!("token ids") };
-        assert_eq!(*tokens, ids(&case), "{name}: {}", case["input"]);
+        assert_eq!(*tokens, ids(&case["ids"]), "{name}: {}", case["input"]);
         let got = &engine.embed(of(vec![text(&case)])).unwrap()[0];
-        let farthest = got.iter().zip(vector(&case)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(farthest <= 5e-4, "{name}: a value is {farthest} away for {}", case["input"]);
+        let farthest = farthest(got, &case["vector"]);
+        assert!(farthest <= 2e-5, "{name}: a value is {farthest} away for {}", case["input"]);
     }
 }
 
@@ -76,7 +96,7 @@ fn the_fast_path_of_encoders_points_the_same_way() {
         let engine = start(name, EngineConfig::default());
         for case in golden(name) {
             let got = &engine.embed(of(vec![text(&case)])).unwrap()[0];
-            let cosine: f32 = got.iter().zip(vector(&case)).map(|(a, b)| a * b).sum();
+            let cosine: f32 = got.iter().zip(numbers(&case["vector"])).map(|(a, b)| a * b).sum();
             assert!(cosine > 0.999, "{name}: {cosine} for {}", case["input"]);
         }
     }
@@ -102,4 +122,110 @@ fn an_encoder_writes_no_text() {
         let Err(error) = Engine::load(&source(name), &exact(), &|_| {}) else { panic!("text by {name}") };
         assert!(error.to_string().contains("Which.Embedding"), "{error}");
     }
+}
+
+fn check_scores(engine: &Engine, name: &str) {
+    let golden = json_of(name, "golden.json");
+    let requests = engine.rerank_requests(pairs(&golden)).unwrap();
+    for (number, request) in requests.iter().enumerate() {
+        let Prompt::TokenPair { ids: tokens, second } = &request.prompt else { panic!("a pair") };
+        assert_eq!(*tokens, ids(&golden["ids"][number]), "{name}");
+        let types: Vec<_> = (0..tokens.len()).map(|at| u32::from(at >= *second)).collect();
+        assert_eq!(types, ids(&golden["types"][number]), "{name}");
+    }
+    // MS MARCO's models give logits.
+    let expected = &golden[if name == "bert-rerank" { "logits" } else { "scores" }];
+    let farthest = farthest(&engine.rerank(pairs(&golden)).unwrap(), expected);
+    assert!(farthest <= 2e-5, "{name}: a score is {farthest} away");
+}
+
+#[test]
+fn scores_of_pairs_are_those_of_sentence_transformers() {
+    for name in SCORERS {
+        check_scores(&start(name, exact()), name);
+        let backend: Arc<dyn Backend> = Arc::new(ReferenceBackend::new());
+        check_scores(&Engine::load_onto(&backend, &source(name), &pooled(exact()), &|_| {}).unwrap(), name);
+    }
+}
+
+#[test]
+fn a_score_has_the_same_bits_alone_in_a_batch_and_in_a_tight_pool() {
+    for name in SCORERS {
+        let golden = json_of(name, "golden.json");
+        let engine = start(name, exact());
+        let together = engine.rerank(pairs(&golden)).unwrap();
+        let alone = |document: &String| {
+            let request = RerankRequest { documents: vec![document.clone()], ..pairs(&golden) };
+            engine.rerank(request).unwrap()[0]
+        };
+        assert_eq!(pairs(&golden).documents.iter().map(alone).collect::<Vec<_>>(), together, "{name}");
+        let tight = start(name, EngineConfig { paged_attention: pool_of(160, 8), max_num_batched_tokens: 150, ..exact() });
+        assert_eq!(tight.rerank(pairs(&golden)).unwrap(), together, "{name}");
+        assert_eq!(stats(&tight).blocks_used, 0);
+    }
+}
+
+#[test]
+fn the_longer_text_of_a_pair_is_cut() {
+    let engine = start("bert-rerank", exact());
+    let long = "crabs live where it rained ".repeat(60);
+    let request = |truncation| RerankRequest {
+        query: "A crab.".into(),
+        documents: vec![long.clone()],
+        truncation,
+        ..RerankRequest::default()
+    };
+    match engine.rerank(request(Truncation::Refuse)) {
+        Err(EngineError::PromptTooLong { max_tokens, message, .. }) => {
+            assert!(max_tokens == 150 && message.starts_with("documents[0] and the query have "), "{message}");
+        }
+        other => panic!("{other:?}"),
+    }
+    for (truncation, len) in [(Truncation::ToModel, 150), (Truncation::To(20), 20)] {
+        let Prompt::TokenPair { ids, second } = &engine.rerank_requests(request(truncation)).unwrap()[0].prompt else {
+            panic!("a pair")
+        };
+        // The query is whole: [CLS] a crab . [SEP].
+        assert_eq!((ids.len(), *second), (len, 5));
+    }
+    let error = engine.rerank(request(Truncation::To(4))).unwrap_err().to_string();
+    assert!(error.contains("leave room"), "{error}");
+}
+
+#[test]
+fn vectors_and_scores_are_refused_where_a_model_makes_the_other() {
+    let scorer = start("bert-rerank", exact());
+    let error = scorer.embed(of(vec![EmbeddingInput::Text("A crab.".into())])).unwrap_err().to_string();
+    assert!(error.contains("POST /v1/rerank") && error.contains("pooling"), "{error}");
+    let golden = json_of("bert-rerank", "golden.json");
+    let error = start("bert", exact()).rerank(pairs(&golden)).unwrap_err().to_string();
+    assert!(error.contains("ForSequenceClassification"), "{error}");
+    let embedding = Some(EmbeddingOptions { pooling: Some(Pooling::Mean) });
+    let vectors = Engine::load(&source("bert-rerank"), &EngineConfig { embedding, ..exact() }, &|_| {}).unwrap();
+    assert_eq!(vectors.embed(of(vec![EmbeddingInput::Text("A crab.".into())])).unwrap()[0].len(), 64);
+}
+
+#[test]
+fn what_would_change_scores_is_refused_by_name() {
+    let load = |file: &str, change: &dyn Fn(&mut Value)| {
+        let dir = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(drawn::encoder("bert-rerank")).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_file() {
+                std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+            }
+        }
+        let mut value: Value = serde_json::from_slice(&std::fs::read(dir.path().join(file)).unwrap()).unwrap();
+        change(&mut value);
+        std::fs::write(dir.path().join(file), value.to_string()).unwrap();
+        let source = ModelSource::HuggingFace { path: dir.path().to_owned(), tokenizer_json: None };
+        Engine::load(&source, &pooled(exact()), &|_| {}).map(drop)
+    };
+    let own = "config_sentence_transformers.json";
+    let refused = |file: &str, change: &dyn Fn(&mut Value)| load(file, change).unwrap_err().to_string();
+    assert!(refused(own, &|value| value["activation_fn"] = json!("mine.Softplus")).contains("mine.Softplus"));
+    assert!(refused(own, &|value| value["default_prompt_name"] = json!("query")).contains("default_prompt_name"));
+    assert!(refused("config.json", &|value| value["position_embedding_type"] = json!("relative_key")).contains("relative_key"));
+    assert!(refused("config.json", &|value| value["type_vocab_size"] = json!(3)).contains("token_type_embeddings"));
+    load(own, &|value| value["activation_fn"] = json!("torch.nn.modules.activation.Sigmoid")).unwrap();
 }

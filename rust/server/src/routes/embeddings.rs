@@ -50,7 +50,7 @@ pub async fn create(
 }
 
 /// What a request ended with; there is no part of a vector.
-fn vector(completion: Completion) -> Result<Vec<f32>, ApiError> {
+pub(super) fn vector(completion: Completion) -> Result<Vec<f32>, ApiError> {
     let choice = completion.choices.into_iter().next().ok_or_else(|| internal("a request ended without an answer".into()))?;
     match (choice.vector, choice.finish_reason) {
         (Some(vector), _) => Ok(vector),

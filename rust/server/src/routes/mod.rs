@@ -8,6 +8,7 @@ mod embeddings;
 mod messages;
 mod models;
 mod openapi;
+mod rerank;
 mod responses;
 mod status;
 mod text;
@@ -60,6 +61,9 @@ pub fn router(app: &Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
         .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/rerank", post(rerank::create))
+        .route("/v2/rerank", post(rerank::create))
+        .route("/rerank", post(rerank::create))
         .route("/v1/audio/transcriptions", post(transcriptions::create))
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))

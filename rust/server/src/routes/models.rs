@@ -8,7 +8,7 @@ use axum::{
     http::HeaderMap,
 };
 use bytes::Bytes;
-use engine::{Engine, MediaKind};
+use engine::{EmbeddingConfig, Engine, MediaKind};
 use openai::response::ModelCard;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -45,7 +45,7 @@ impl Model {
                 ),
                 ("architecture", told(|engine| json!(engine.architecture()))),
                 ("tool_format", told(|engine| json!(engine.tool_format()))),
-                ("kind", told(|engine| json!(if engine.embedding().is_some() { "embedding" } else { "chat" }))),
+                ("kind", told(|engine| json!(kind(engine)))),
                 ("status", json!(self.status())),
             ]),
         }
@@ -60,6 +60,15 @@ impl Model {
             }
         }
         names.iter().map(|name| self.card(name)).collect()
+    }
+}
+
+/// What a model is asked for.
+fn kind(engine: &Engine) -> &'static str {
+    match engine.embedding() {
+        None => "chat",
+        Some(EmbeddingConfig { score: None, .. }) => "embedding",
+        Some(_) => "rerank",
     }
 }
 

@@ -17,8 +17,8 @@ use crate::{
     EngineError, FinishReason, OutputKind,
     engine::output::{ActiveRequest, End},
     error::caught,
-    input_batch::{BlockLayout, InputBatch},
-    model::{RopeRows, decoder::MediaRows},
+    input_batch::{BlockLayout, InputBatch, RequestRows},
+    model::decoder::MediaRows,
     sampler::Sampled,
     speculation::Answered,
 };
@@ -143,10 +143,13 @@ impl EngineThread {
         self.outputs.clear();
         let (active, requests) = (&self.active, &self.requests);
         let layout = BlockLayout { block_size: self.kv.block_size, num_groups: self.kv.groups.groups.len() };
+        let has_token_types = self.runner.config().positions.is_some_and(|positions| positions.rows_of_position() > 1);
         let of_request = |id| {
-            let Some(active) = active.get(&id) else { return (RopeRows::default(), None) };
-            let request = requests.get(&active.request_number);
-            (active.rope, request.and_then(|request| request.submitted().origin.items.as_deref()))
+            let Some(active) = active.get(&id) else { return RequestRows::default() };
+            let origin = requests.get(&active.request_number).map(|request| &request.submitted().origin);
+            let items = origin.and_then(|origin| origin.items.as_deref());
+            let second = origin.and_then(|origin| origin.second).filter(|_| has_token_types);
+            RequestRows { rope: active.rope, items, second }
         };
         self.batch.build(&self.scheduler, output, layout, of_request);
         if self.runner.config().is_recurrent() {

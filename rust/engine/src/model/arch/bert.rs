@@ -1,6 +1,6 @@
-//! BERT (arXiv:1810.04805) and its kin, encoders whose tokens all see each other: a learned vector of each position and kind of
-//! token, norms of the sums, no gates. `RoBERTa` and XLM-`RoBERTa` have no kinds, `DistilBERT` other names, and Nomic's has rotations
-//! and gates.
+//! BERT (arXiv:1810.04805) and its kin, encoders whose tokens all see each other: a learned vector of each position and kind
+//! of token, norms of the sums, no gates. `RoBERTa` and XLM-`RoBERTa` have one kind, `DistilBERT` none and other names, and
+//! Nomic's has rotations and gates.
 
 use device::{Activation, Mask, RopeStyle};
 use serde_json::json;
@@ -19,6 +19,25 @@ use crate::{
 const EPS: f64 = 1e-12;
 
 const NAMES: Names = &[
+    (Role::ClassifierDense, "model.pooler.dense"),
+    (Role::Classifier, "classifier"),
+    (Role::Embedding, "model.embeddings.word_embeddings"),
+    (Role::Positions, "model.embeddings.position_embeddings"),
+    (Role::TokenTypes, "model.embeddings.token_type_embeddings"),
+    (Role::EmbeddingNorm, "model.embeddings.LayerNorm"),
+    (Role::AttnQ, "attention.self.query"),
+    (Role::AttnK, "attention.self.key"),
+    (Role::AttnV, "attention.self.value"),
+    (Role::AttnOutput, "attention.output.dense"),
+    (Role::PostAttnNorm, "attention.output.LayerNorm"),
+    (Role::FfnUp, "intermediate.dense"),
+    (Role::FfnDown, "output.dense"),
+    (Role::PostFfnNorm, "output.LayerNorm"),
+];
+
+/// Its classifier has a layer of its own in the place of BERT's pooler.
+const ROBERTA_NAMES: Names = &[
+    (Role::Classifier, "classifier.out_proj"),
     (Role::Embedding, "model.embeddings.word_embeddings"),
     (Role::Positions, "model.embeddings.position_embeddings"),
     (Role::TokenTypes, "model.embeddings.token_type_embeddings"),
@@ -50,7 +69,7 @@ pub(super) const ROBERTA: Architecture = Architecture {
     model_types: &["roberta", "camembert"],
     class: "RobertaModel",
     gguf: "roberta",
-    names: NAMES,
+    names: ROBERTA_NAMES,
     from_hf: |fields| from_hf("roberta", fields, padding(fields)?),
     from_gguf: no_gguf,
 };
@@ -59,7 +78,7 @@ pub(super) const XLM_ROBERTA: Architecture = Architecture {
     model_types: &["xlm-roberta"],
     class: "XLMRobertaModel",
     gguf: "xlm-roberta",
-    names: NAMES,
+    names: ROBERTA_NAMES,
     from_hf: |fields| from_hf("xlm-roberta", fields, padding(fields)?),
     from_gguf: no_gguf,
 };
@@ -69,6 +88,8 @@ pub(super) const DISTILBERT: Architecture = Architecture {
     class: "DistilBertModel",
     gguf: "distilbert",
     names: &[
+        (Role::ClassifierDense, "pre_classifier"),
+        (Role::Classifier, "classifier"),
         (Role::Embedding, "model.embeddings.word_embeddings"),
         (Role::Positions, "model.embeddings.position_embeddings"),
         (Role::EmbeddingNorm, "model.embeddings.LayerNorm"),

@@ -1,5 +1,5 @@
-//! `ModernBERT` (arXiv:2412.13663) and `EuroBERT` (arXiv:2503.05500): encoders whose tokens all see each other, with rotations and
-//! gates. The former has windows in two of three layers, and its first layer no norm before attention.
+//! `ModernBERT` (arXiv:2412.13663) and `EuroBERT` (arXiv:2503.05500): encoders whose tokens all see each other, with rotations
+//! and gates. The former has windows in two of three layers, and its first layer no norm before attention.
 
 use device::{Activation, Mask};
 use serde_json::json;
@@ -23,6 +23,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     class: "ModernBertModel",
     gguf: "modern-bert",
     names: &[
+        (Role::ClassifierDense, "head.dense"),
+        (Role::Classifier, "classifier"),
         (Role::Embedding, "model.embeddings.tok_embeddings"),
         (Role::EmbeddingNorm, "model.embeddings.norm"),
         (Role::OutputNorm, "model.final_norm"),

@@ -1,0 +1,90 @@
+//! What callers ask of a model that scores pairs of texts.
+
+use super::Truncation;
+use crate::{
+    Completion, Engine, EngineError, GenerationRequest, OutputKind, Prompt, RequestStream, SamplingParams, ServiceParams,
+};
+
+/// Texts to be scored, each by how well it answers a query.
+#[derive(Clone, Debug, Default)]
+pub struct RerankRequest {
+    /// What is asked.
+    pub query: String,
+    /// The texts.
+    pub documents: Vec<String>,
+    /// What becomes of a query and a text that together are too long: the longer of both is cut at its end.
+    pub truncation: Truncation,
+    /// How it is served beside others.
+    pub service: ServiceParams,
+}
+
+impl RerankRequest {
+    /// Bytes of the texts that are to be tokenized.
+    pub fn text_bytes(&self) -> usize {
+        self.documents.iter().map(|document| self.query.len() + document.len()).sum()
+    }
+}
+
+impl Engine {
+    /// A request for each document, whose score [`score_of`] gives. Tokenizes on this thread.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidArgument`]: the model does not score pairs. [`EngineError::PromptTooLong`]: a document has too many
+    /// tokens, together with the query; it is named.
+    pub fn rerank_requests(&self, request: RerankRequest) -> Result<Vec<GenerationRequest>, EngineError> {
+        if self.embedding().is_none_or(|config| config.score.is_none()) {
+            return Err(EngineError::InvalidArgument(
+                "this model does not score pairs of texts: load one whose files name a class that ends in \
+                 ForSequenceClassification, such as a cross-encoder, with Which.Embedding, or serve it with `serve embedding`"
+                    .into(),
+            ));
+        }
+        let RerankRequest { query, documents, truncation, service } = request;
+        let longest = self.max_embedding_len();
+        let limit = truncation.limit(longest)?;
+        let mut requests = Vec::with_capacity(documents.len());
+        for (number, document) in documents.iter().enumerate() {
+            let (ids, second) = self.tokenizer().encode_pair(&query, document, limit)?;
+            if ids.len() > longest {
+                let message = format!(
+                    "documents[{number}] and the query have {} tokens, and this model takes {longest} at most{}: shorten them, or set \
+                     truncate_sequence",
+                    ids.len(),
+                    self.embedding_limit()
+                );
+                return Err(EngineError::PromptTooLong { prompt_tokens: ids.len(), max_tokens: longest, message });
+            }
+            let request = GenerationRequest::new(Prompt::TokenPair { ids, second }, SamplingParams::default());
+            requests.push(GenerationRequest {
+                output: OutputKind::Embedding,
+                service: service.clone(),
+                stream: false,
+                ..request
+            });
+        }
+        Ok(requests)
+    }
+
+    /// Scores documents against a query and waits for the scores, in the order of the documents: higher is nearer.
+    ///
+    /// # Errors
+    /// Those of [`Self::rerank_requests`]; [`EngineError::Internal`] where a step fails.
+    pub fn rerank(&self, request: RerankRequest) -> Result<Vec<f32>, EngineError> {
+        let requests = self.rerank_requests(request)?;
+        let streams: Vec<_> = requests.into_iter().map(|request| self.submit(request)).collect::<Result<_, _>>()?;
+        streams.into_iter().map(RequestStream::wait).map(|completion| score_of(&completion?)).collect()
+    }
+}
+
+/// The score that a request has ended with.
+///
+/// # Errors
+/// Why there is none.
+pub fn score_of(completion: &Completion) -> Result<f32, EngineError> {
+    if let Some(why) = completion.failure() {
+        return Err(why);
+    }
+    let vector = completion.choices.first().and_then(|choice| choice.vector.as_ref());
+    let score = vector.and_then(|vector| vector.first().copied());
+    score.ok_or_else(|| EngineError::Internal("a request ended before its score".into()))
+}
