@@ -323,8 +323,8 @@ impl Runner {
     }
 
     /// Scores the documents of the request against its query: a list of floats in the order of the documents, higher is nearer.
-    /// The model is one of `Which.Embedding` whose files are a cross-encoder's; else a `ValueError` says so. Waits without holding
-    /// the interpreter; Ctrl-C cancels.
+    /// The model is one of `Which.Embedding` whose files are a cross-encoder's; else a `ValueError` says so. Waits without
+    /// holding the interpreter; Ctrl-C cancels.
     #[pyo3(signature = (request, model_id=None))]
     fn send_rerank_request(
         &self,

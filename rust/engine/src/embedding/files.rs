@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{EmbeddingConfig, EmbeddingOptions, HeadActivation, HeadConfig, Pooling};
+use super::{EmbeddingConfig, EmbeddingOptions, HeadActivation, HeadConfig, Pooling, ScoreActivation};
 use crate::{
     EngineError,
     json::read_json,
@@ -253,6 +253,10 @@ fn read_head(dir: &Path, role: Role, width: usize) -> Result<HeadConfig, EngineE
 
 fn read_prompts(file: &File, config: &mut EmbeddingConfig) -> Result<(), EngineError> {
     let known = ["__version__", "model_type", "prompts", "default_prompt_name", "similarity_fn_name"];
+    // What it says is about scores, and somebody has asked for a pooling.
+    if file.object.get("model_type").is_some_and(|kind| kind == "CrossEncoder") {
+        return Ok(());
+    }
     let fields = file.fields(&known)?;
     if let Some(kind) = fields.text("model_type")?.filter(|kind| kind != "SentenceTransformer") {
         return Err(fields.error("model_type", format!("is {kind:?}; what is computed: \"SentenceTransformer\"")));
@@ -283,11 +287,7 @@ pub(crate) fn of_gguf(
         (None, Some(1)) => Pooling::Mean,
         (None, Some(2)) => Pooling::Cls,
         (None, Some(3)) => Pooling::Last,
-        (None, Some(4)) => {
-            return Err(
-                fields.error("pooling_type", "is 4, a reranker's, which is not supported; 1 (mean), 2 (cls) and 3 (last) are")
-            );
-        }
+        (None, Some(4)) => return scores_of_gguf(fields, decoder),
         (None, None | Some(0)) => return Err(no_pooling(fields.what, "no `pooling_type`")),
         (None, Some(other)) => return Err(fields.error("pooling_type", format!("is {other}; it must be 1, 2 or 3"))),
     };
@@ -318,6 +318,51 @@ pub(crate) fn of_gguf(
         lower_case: false,
         dimensions,
         score: None,
+    })
+}
+
+/// A reranker's file: its classifier, over the first token of an encoder or the last of a decoder. It does not say what becomes of
+/// the logit.
+fn scores_of_gguf(fields: &GgufFields<'_>, decoder: &DecoderConfig) -> Result<EmbeddingConfig, EngineError> {
+    let head = |role, activation| {
+        let id = WeightId::global(role);
+        let [out_features, in_features] = fields.weights.matrix_shape(id)?;
+        if in_features != decoder.hidden_size {
+            let name = fields.weights.name(id);
+            let text = format!(
+                "{}: tensor `{name}` takes {in_features} values, and what comes before gives {}",
+                fields.what, decoder.hidden_size
+            );
+            return Err(EngineError::Load(text));
+        }
+        let bias = fields.weights.contains(id.bias());
+        Ok(HeadConfig { role, in_features, out_features, bias, activation, has_norm: false })
+    };
+    let mut heads = Vec::new();
+    if fields.weights.contains(WeightId::global(Role::ClassifierDense)) {
+        heads.push(head(Role::ClassifierDense, HeadActivation::Tanh)?);
+    }
+    let id = WeightId::global(Role::Classifier);
+    if !fields.weights.contains(id) {
+        let name = fields.weights.name(id);
+        return Err(fields.error("pooling_type", format!("is 4, a reranker's, and its tensor `{name}` is missing")));
+    }
+    let classifier = head(Role::Classifier, HeadActivation::Identity)?;
+    if classifier.out_features != 1 {
+        let text =
+            format!("{}: its classifier has {} labels; one that scores pairs has one", fields.what, classifier.out_features);
+        return Err(EngineError::NotSupported(text));
+    }
+    heads.push(classifier);
+    Ok(EmbeddingConfig {
+        pooling: if decoder.sees_ahead() { Pooling::Cls } else { Pooling::Last },
+        heads,
+        prompts: Vec::new(),
+        default_prompt: None,
+        max_input_len: None,
+        lower_case: false,
+        dimensions: 1,
+        score: Some(ScoreActivation::Identity),
     })
 }
 

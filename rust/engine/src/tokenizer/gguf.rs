@@ -4,13 +4,18 @@ use std::{collections::HashMap, sync::OnceLock};
 
 use tokenizers::{
     AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior,
-    models::bpe::{BPE, Merges, Vocab},
-    normalizers::{NFC, Replace},
+    models::{
+        bpe::{BPE, Merges, Vocab},
+        wordpiece::WordPiece,
+    },
+    normalizers::{BertNormalizer, NFC, Replace},
     pre_tokenizers::{
+        bert::BertPreTokenizer,
         byte_level::ByteLevel,
         sequence::Sequence,
         split::{Split, SplitPattern},
     },
+    processors::bert::BertProcessing,
 };
 
 use super::{
@@ -115,8 +120,8 @@ impl<'a> Vocabulary<'a> {
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer that a GGUF file describes: byte-level BPE (`gpt2`), `SentencePiece` BPE (`llama`, `gemma`), or that
-    /// with merges in place of scores (`gemma4`, and `gpt2` with the pre-tokenizer `sarvam-moe`).
+    /// Builds the tokenizer that a GGUF file describes: byte-level BPE (`gpt2`), `SentencePiece` BPE (`llama`, `gemma`), that
+    /// with merges in place of scores (`gemma4`, and `gpt2` with the pre-tokenizer `sarvam-moe`), or `WordPiece` (`bert`).
     ///
     /// BOS is added to texts as `add_bos_token` says, else as llama.cpp does for the file's kind of tokenizer.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, EngineError> {
@@ -130,9 +135,10 @@ impl Tokenizer {
             "gpt2" => byte_level_bpe(&vocabulary)?,
             "llama" | "gemma" => sentencepiece(&vocabulary)?,
             "gemma4" => merged_sentencepiece(&vocabulary, true)?,
+            "bert" => word_piece(&vocabulary)?,
             other => {
                 return Err(EngineError::Tokenizer(format!(
-                    "GGUF tokenizer model {other:?} is not supported; gpt2, llama, gemma and gemma4 are; {ADVICE}"
+                    "GGUF tokenizer model {other:?} is not supported; gpt2, llama, gemma, gemma4 and bert are; {ADVICE}"
                 )));
             }
         };
@@ -216,6 +222,57 @@ fn around(
         encoder: Encoder::Pipeline { inner: Box::new(inner), bos, eos },
         pieces,
         strip_leading_space: false,
+        special_tokens: SpecialTokens::default(),
+        eos_ids: Vec::new(),
+        specials: OnceLock::new(),
+        plain: OnceLock::new(),
+    })
+}
+
+/// `WordPiece`, whose words begin with a visible space where a vocab.txt has none, and whose other pieces lack the `##`.
+fn word_piece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
+    let rules = PieceRules::word_piece();
+    let mut vocab = Vocab::default();
+    let mut added = Vec::new();
+    let mut pieces = Pieces::with_capacity(vocabulary.tokens.len());
+    let mut has_capitals = false;
+    for (id, text, kind) in vocabulary.iter() {
+        let token = match text.strip_prefix(VISIBLE_SPACE) {
+            _ if kind.is_matched_whole() => text.to_owned(),
+            Some(word) => word.to_owned(),
+            None => format!("##{text}"),
+        };
+        if kind.is_matched_whole() {
+            pieces.push(text.as_bytes(), kind.is_special());
+            added.push(AddedToken::from(text, kind.is_special()).normalized(false));
+        } else {
+            // Such as [unused1].
+            has_capitals |= !token.starts_with('[') && token.chars().any(char::is_uppercase);
+            pieces.push(&rules.bytes(&token), false);
+        }
+        vocab.entry(token).or_insert(id);
+    }
+    // The names of keys, of which the third is how older files spell it, and what the token is called where none is there.
+    let id = |keys: &[&str], text: &str| {
+        let named = keys.iter().find_map(|key| vocabulary.id(key).transpose()).transpose()?;
+        let id = named.or_else(|| vocab.get(text).copied());
+        let token = id.and_then(|id| Some((vocabulary.tokens.get(id as usize)?.clone(), id)));
+        token.ok_or_else(|| malformed(format!("it has no token {text}")))
+    };
+    let first = id(&["cls_token_id", "bos_token_id"], "[CLS]")?;
+    let last = id(&["separator_token_id", "seperator_token_id"], "[SEP]")?;
+    let (unknown, _) = id(&["unknown_token_id"], "[UNK]")?;
+    let model = WordPiece::builder().vocab(vocab).unk_token(unknown).build().map_err(malformed)?;
+    let mut inner = tokenizers::Tokenizer::new(model);
+    // No key says whether case counts: a vocabulary without capitals has no use for them, nor for accents.
+    inner.with_normalizer(Some(BertNormalizer::new(true, true, None, !has_capitals))).map_err(malformed)?;
+    inner.with_pre_tokenizer(Some(BertPreTokenizer));
+    inner.with_post_processor(Some(BertProcessing::new(last, first)));
+    inner.add_tokens(added).map_err(malformed)?;
+    Ok(Tokenizer {
+        encoder: Encoder::Pipeline { inner: Box::new(inner), bos: None, eos: None },
+        pieces,
+        strip_leading_space: true,
         special_tokens: SpecialTokens::default(),
         eos_ids: Vec::new(),
         specials: OnceLock::new(),

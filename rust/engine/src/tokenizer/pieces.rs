@@ -114,6 +114,12 @@ impl PieceRules {
         Self { byte_level: Some(map), ..Self::default() }
     }
 
+    /// Of `WordPiece`, whose tokens within words begin with `##`.
+    pub fn word_piece() -> Self {
+        let replacements = CLEANUP.map(|(text, clean)| (text.to_owned(), clean.to_owned())).into();
+        Self { continuation: Some("##".to_owned()), replacements, strip_leading_space: true, ..Self::default() }
+    }
+
     /// From the `decoder` of a tokenizer.json. The error is the part that is not supported.
     pub fn from_decoder(decoder: &Value) -> Result<Self, String> {
         let mut rules = Self::default();

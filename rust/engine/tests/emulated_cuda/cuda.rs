@@ -9,7 +9,7 @@ use device::{
 use engine::{
     Completion, CompletionChoice, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, Engine, EngineConfig, EngineError,
     FinishReason, GenerationRequest, KvTierConfig, MemoryGpuConfig, ModelDType, ModelSource, OutputEvent, PagedAttentionConfig,
-    Pooling, Prompt, RequestStream, SamplingParams,
+    Pooling, Prompt, RequestStream, RerankRequest, SamplingParams,
 };
 use kernel_tests::{EmulatedDriver, Order};
 
@@ -308,4 +308,31 @@ fn embeddings_are_those_of_the_processor() {
     for (vector, expected) in engine.embed(request()).unwrap().iter().zip(&expected) {
         assert!(vector.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-4), "embeddinggemma: {vector:?} is not {expected:?}");
     }
+}
+
+#[test]
+fn encoders_are_those_of_the_processor() {
+    let config = || EngineConfig {
+        embedding: Some(EmbeddingOptions::default()),
+        max_num_batched_tokens: 64,
+        paged_attention: pool_of(72, 8),
+        ..small()
+    };
+    let texts = ["Crabs live here.", "It rained on the harbour all night, and the boats lay still."].map(str::to_owned);
+    let source = |name: &str| ModelSource::HuggingFace { path: common::drawn::encoder(name), tokenizer_json: None };
+    for name in ["bert", "nomic", "modernbert"] {
+        let inputs = || texts.iter().cloned().map(EmbeddingInput::Text).collect();
+        let request = || EmbeddingRequest { inputs: inputs(), ..EmbeddingRequest::default() };
+        let expected = Engine::load(&source(name), &config(), &|_| {}).unwrap().embed(request()).unwrap();
+        let engine = Engine::load_onto(&gpu(64 * MIB), &source(name), &config(), &|_| {}).unwrap();
+        for (vector, expected) in engine.embed(request()).unwrap().iter().zip(&expected) {
+            assert!(vector.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-4), "{name}: {vector:?} is not {expected:?}");
+        }
+    }
+    let request =
+        || RerankRequest { query: "Where do crabs live?".into(), documents: texts.to_vec(), ..RerankRequest::default() };
+    let expected = Engine::load(&source("bert-rerank"), &config(), &|_| {}).unwrap().rerank(request()).unwrap();
+    let engine = Engine::load_onto(&gpu(64 * MIB), &source("bert-rerank"), &config(), &|_| {}).unwrap();
+    let scores = engine.rerank(request()).unwrap();
+    assert!(scores.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4), "{scores:?} are not {expected:?}");
 }

@@ -297,7 +297,7 @@ fn keys_that_would_change_the_vectors_are_refused_by_name() {
         ("2_Dense/config.json", Box::new(set("in_features", 32.into())), "in_features"),
         ("3_Dense/config.json", Box::new(set("bias", true.into())), "dense_3.linear.bias"),
         ("3_Dense/config.json", Box::new(set("out_features", 32.into())), "dense_3.linear.weight"),
-        ("sentence_bert_config.json", Box::new(set("do_lower_case", true.into())), "do_lower_case"),
+        ("sentence_bert_config.json", Box::new(set("transformer_task", "fill-mask".into())), "transformer_task"),
         ("config_sentence_transformers.json", Box::new(set("default_prompt_name", "title".into())), "default_prompt_name"),
         ("config_sentence_transformers.json", Box::new(set("truncate_dim", 5.into())), "truncate_dim"),
         ("modules.json", Box::new(|value| value[4]["type"] = "sentence_transformers.models.LayerNorm".into()), "LayerNorm"),
@@ -314,6 +314,14 @@ fn keys_that_would_change_the_vectors_are_refused_by_name() {
         *value = serde_json::json!({ "embedding_dimension": 64, "pooling_mode": "mean", "include_prompt": true });
     });
     check_goldens(&Engine::load(&source(newer.path()), &pooled(exact(), None), &|_| {}).unwrap(), "embeddinggemma");
+    let small = changed("embeddinggemma", "sentence_bert_config.json", set("do_lower_case", true.into()));
+    let small = Engine::load(&source(small.path()), &pooled(exact(), None), &|_| {}).unwrap();
+    let tokens = |text: &str| {
+        let request = small.embedding_requests(of(vec![EmbeddingInput::Text(text.into())])).unwrap().remove(0);
+        let engine::Prompt::TokenIds(tokens) = request.prompt else { panic!("token ids") };
+        tokens
+    };
+    assert_eq!((tokens("CRABS on \u{c9}vian"), tokens("crab")), (tokens("crabs on \u{e9}vian"), tokens("CRAB")));
     let prompted =
         changed("embeddinggemma", "config_sentence_transformers.json", |value| value["default_prompt_name"] = "query".into());
     let prompted = Engine::load(&source(prompted.path()), &pooled(exact(), None), &|_| {}).unwrap();

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::common::{
     drawn,
+    gguf_writer::{Gguf, STRING, U32, string},
     serving::{exact, pool_of, stats},
 };
 
@@ -113,6 +114,14 @@ fn an_encoder_s_vector_has_the_same_bits_alone_and_in_a_batch() {
             assert_eq!(bits(&engine.embed(of(cases.iter().map(text).collect())).unwrap()), bits(&alone), "{name}");
             assert_eq!(stats(engine).blocks_used, 0);
         }
+    }
+}
+
+#[test]
+fn the_memory_plan_counts_what_encoders_add_to_token_embeddings() {
+    for name in MODELS.into_iter().chain(SCORERS) {
+        let plan = Engine::memory_plan(&source(name), &pooled(exact()), None).unwrap();
+        assert_eq!(plan.devices[0].weights, start(name, exact()).weight_bytes(), "{name}");
     }
 }
 
@@ -228,4 +237,107 @@ fn what_would_change_scores_is_refused_by_name() {
     assert!(refused("config.json", &|value| value["position_embedding_type"] = json!("relative_key")).contains("relative_key"));
     assert!(refused("config.json", &|value| value["type_vocab_size"] = json!(3)).contains("token_type_embeddings"));
     load(own, &|value| value["activation_fn"] = json!("torch.nn.modules.activation.Sigmoid")).unwrap();
+}
+
+/// A golden as llama.cpp's converter writes it: what is left of names, and words that begin with a visible space.
+fn write_gguf(name: &str, path: &std::path::Path, pooling_type: u32) {
+    const F32: u32 = 6;
+    const BOOL: u32 = 7;
+    const I32: u32 = 5;
+    let (config, folder) = (json_of(name, "config.json"), drawn::encoder(name));
+    let is_nomic = config["model_type"] == "nomic_bert";
+    let architecture = if is_nomic { "nomic-bert" } else { "bert" };
+    let mut gguf = Gguf::new().entry("general.architecture", STRING, &string(architecture));
+    for (key, field) in [
+        ("embedding_length", "hidden_size"),
+        ("attention.head_count", "num_attention_heads"),
+        ("feed_forward_length", "intermediate_size"),
+        ("block_count", "num_hidden_layers"),
+        ("context_length", "max_position_embeddings"),
+    ] {
+        gguf = gguf.entry(&format!("{architecture}.{key}"), U32, &(config[field].as_u64().unwrap() as u32).to_le_bytes());
+    }
+    gguf = gguf
+        .entry(&format!("{architecture}.pooling_type"), U32, &pooling_type.to_le_bytes())
+        .entry(&format!("{architecture}.attention.causal"), BOOL, &[0])
+        .entry(&format!("{architecture}.attention.layer_norm_epsilon"), F32, &1e-12_f32.to_le_bytes())
+        .entry(&format!("{architecture}.rope.freq_base"), F32, &1000_f32.to_le_bytes());
+    let tokenizer = json_of(name, "tokenizer.json");
+    let mut tokens: Vec<_> = tokenizer["model"]["vocab"].as_object().unwrap().iter().collect();
+    tokens.sort_by_key(|(_, id)| id.as_u64());
+    let is_special = |token: &str| token.starts_with('[') && token.len() > 3;
+    let written = |token: &str| match token.strip_prefix("##") {
+        _ if is_special(token) => string(token),
+        Some(within) => string(within),
+        None => string(&format!("\u{2581}{token}")),
+    };
+    let count = tokens.len() as u64;
+    let texts: Vec<u8> = tokens.iter().flat_map(|(token, _)| written(token)).collect();
+    let types: Vec<u8> = tokens.iter().flat_map(|(token, _)| if is_special(token) { 3_i32 } else { 1 }.to_le_bytes()).collect();
+    gguf = gguf
+        .entry("tokenizer.ggml.model", STRING, &string("bert"))
+        .array("tokenizer.ggml.tokens", STRING, count, &texts)
+        .array("tokenizer.ggml.token_type", I32, count, &types);
+    let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    for (name, tensor) in tensors.tensors() {
+        let dims: Vec<_> = tensor.shape().iter().rev().map(|n| *n as u64).collect();
+        gguf = gguf.weight(&gguf_name(&name), &dims, 0, tensor.data());
+    }
+    gguf.write(path);
+}
+
+/// What a tensor of BERT or Nomic BERT is called there.
+fn gguf_name(name: &str) -> String {
+    let mut name = name.trim_start_matches("bert.").to_owned();
+    for (own, other) in [
+        ("embeddings.word_embeddings", "token_embd"),
+        ("embeddings.position_embeddings", "position_embd"),
+        ("embeddings.token_type_embeddings", "token_types"),
+        ("embeddings.LayerNorm", "token_embd_norm"),
+        ("emb_ln", "token_embd_norm"),
+        ("encoder.layer.", "blk."),
+        ("encoder.layers.", "blk."),
+        ("attention.self.query", "attn_q"),
+        ("attention.self.key", "attn_k"),
+        ("attention.self.value", "attn_v"),
+        ("attention.output.dense", "attn_output"),
+        ("attention.output.LayerNorm", "attn_output_norm"),
+        ("intermediate.dense", "ffn_up"),
+        ("output.dense", "ffn_down"),
+        ("output.LayerNorm", "layer_output_norm"),
+        ("attn.Wqkv", "attn_qkv"),
+        ("attn.out_proj", "attn_output"),
+        ("mlp.fc11", "ffn_up"),
+        ("mlp.fc12", "ffn_gate"),
+        ("mlp.fc2", "ffn_down"),
+        ("norm1", "attn_output_norm"),
+        ("norm2", "layer_output_norm"),
+        ("pooler.dense", "cls"),
+        ("classifier", "cls.output"),
+    ] {
+        name = name.replace(own, other);
+    }
+    name
+}
+
+#[test]
+fn gguf_files_give_the_same_vectors_and_scores() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = |name: &str, pooling_type: u32| {
+        let path = dir.path().join(format!("{name}.gguf"));
+        write_gguf(name, &path, pooling_type);
+        let source = ModelSource::Gguf { files: vec![path], tokenizer_json: None, tokenizer_dir: None };
+        Engine::load(&source, &pooled(exact()), &|_| {}).unwrap()
+    };
+    for name in ["bert", "nomic"] {
+        check(&open(name, 1), name);
+    }
+    check_scores(&open("bert-rerank", 4), "bert-rerank");
+    let engine = open("bert", 1);
+    assert_eq!(engine.tokenize_text("a Crab", false).unwrap(), engine.tokenize_text("A CRAB", false).unwrap());
+    assert_eq!(
+        engine.detokenize_text(&engine.tokenize_text("where do crabs live, and what?", true).unwrap(), true).unwrap(),
+        "where do crabs live, and what?"
+    );
 }
