@@ -27,7 +27,7 @@ from refusals import is_documented
 
 from mistral_paged import MistralPagedError
 
-KINDS = ("text", "images", "sounds", "adapters", "embeddings", "quantized")
+KINDS = ("text", "images", "sounds", "adapters", "embeddings", "encoders", "quantized")
 
 
 class Verdict(Enum):

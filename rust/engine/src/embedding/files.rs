@@ -321,8 +321,8 @@ pub(crate) fn of_gguf(
     })
 }
 
-/// A reranker's file: its classifier, over the first token of an encoder or the last of a decoder. It does not say what becomes of
-/// the logit.
+/// A reranker's file: its classifier, over the first token of an encoder or the last of a decoder. It does not say what becomes
+/// of the logit.
 fn scores_of_gguf(fields: &GgufFields<'_>, decoder: &DecoderConfig) -> Result<EmbeddingConfig, EngineError> {
     let head = |role, activation| {
         let id = WeightId::global(role);
