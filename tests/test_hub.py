@@ -19,7 +19,7 @@ import pytest
 from conftest import GOLDEN, generate, runner_of
 from huggingface_hub import _snapshot_download, file_download, hf_api
 
-from mistral_paged import Architecture, ModelDType, ModelNotFoundError, Runner, Which
+from mistral_paged import Architecture, EmbeddingRequest, ModelDType, ModelNotFoundError, Runner, Which
 from mistral_paged.hub import parse_token_source, resolve_multimodal
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -165,6 +165,8 @@ def test_weights_that_pytorch_saved_are_downloaded_where_there_are_no_others(hub
     golden = json.loads((GOLDEN / "containers" / "llama-bin-sharded" / "golden.json").read_text())["completions"][0]
     said = generate(load(which), golden["prompt_ids"], 8)
     assert [token for token, _ in said] == golden["greedy_ids"][:8]
+    vectors = Which.Embedding("tiny/older", pooling="last", hf_cache_path=str(tmp_path / "vectors"))
+    assert len(load(vectors).send_embedding_request(EmbeddingRequest(golden["prompt_ids"]))) == 1
     load(plain("tiny/mistral", tmp_path / "other"))
     assert not [request for request in hub.requests if "tiny/mistral" in request and request.endswith(".bin")]
 

@@ -16,6 +16,7 @@ TEXT_FILES = [
     "tokenizer.json",
     "tekken.json",
     "tokenizer.model",
+    "vocab.txt",
     "tokenizer_config.json",
     "added_tokens.json",
     "special_tokens_map.json",
@@ -78,9 +79,12 @@ def resolve_embedding(model_id: str, token_source: str, cache_dir: str | None) -
     if find_local(model_id) is not None:
         return resolve_plain(model_id, token_source, cache_dir)
     token = parse_token_source(token_source)
-    folder = _download(model_id, [*TEXT_FILES, *WEIGHT_FILES, *EMBEDDING_FILES], None, token, cache_dir)
+    files = [*TEXT_FILES, *EMBEDDING_FILES]
+    folder = _download(model_id, [*files, *WEIGHT_FILES], None, token, cache_dir)
     if not (folder / "config.json").is_file():
         raise _missing(model_id, folder, "config.json", token)
+    if not any(folder.glob(WEIGHT_FILES[0])):
+        folder = _download(model_id, [*files, *OLDER_WEIGHT_FILES], None, token, cache_dir)
     return str(folder)
 
 

@@ -264,8 +264,9 @@ fn word_piece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
     let (unknown, _) = id(&["unknown_token_id"], "[UNK]")?;
     let model = WordPiece::builder().vocab(vocab).unk_token(unknown).build().map_err(malformed)?;
     let mut inner = tokenizers::Tokenizer::new(model);
-    // No key says whether case counts: a vocabulary without capitals has no use for them, nor for accents.
-    inner.with_normalizer(Some(BertNormalizer::new(true, true, None, !has_capitals))).map_err(malformed)?;
+    // Where no key says whether case counts: a vocabulary without capitals has no use for them, nor for accents.
+    let lower_case = vocabulary.flag("normalizer.lowercase", !has_capitals);
+    inner.with_normalizer(Some(BertNormalizer::new(true, true, None, lower_case))).map_err(malformed)?;
     inner.with_pre_tokenizer(Some(BertPreTokenizer));
     inner.with_post_processor(Some(BertProcessing::new(last, first)));
     inner.add_tokens(added).map_err(malformed)?;

@@ -9,6 +9,7 @@ mod pieces;
 mod pre_tokenizer;
 mod spm;
 pub(crate) mod tekken;
+mod vocab_txt;
 
 use std::{ops::Range, path::Path, sync::OnceLock};
 
@@ -154,8 +155,8 @@ impl Tokenizer {
             .try_for_each(|text| [true, false].into_iter().try_for_each(|special| self.encode(text, special).map(drop)))
     }
 
-    /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given, or tokenizer.model, or tekken.json), and,
-    /// where they are there, `tokenizer_config.json` for the special tokens, `generation_config.json` and config.json for the ids
+    /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given, or tokenizer.model, tekken.json or
+    /// vocab.txt), and, where they are there, `tokenizer_config.json` for the special tokens, `generation_config.json` and config.json for the ids
     /// that end a text.
     pub fn from_hf_dir(dir: &Path, tokenizer_json: Option<&Path>) -> Result<Self, EngineError> {
         let own = dir.join("tokenizer.json");
@@ -164,6 +165,8 @@ impl Tokenizer {
             Self::from_gguf(&Metadata::new(model_file::read_dir(dir)?))?
         } else if is_there(tekken::FILE) {
             Self::from_gguf(&Metadata::new(tekken::read_dir(dir)?))?
+        } else if is_there(vocab_txt::FILE) {
+            Self::from_gguf(&Metadata::new(vocab_txt::read_dir(dir)?))?
         } else {
             Self::from_file(tokenizer_json.unwrap_or(&own))?
         };

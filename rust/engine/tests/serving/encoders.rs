@@ -215,6 +215,38 @@ fn vectors_and_scores_are_refused_where_a_model_makes_the_other() {
 }
 
 #[test]
+fn a_vocab_txt_is_what_a_tokenizer_json_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = drawn::encoder("bert");
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(folder.join(file), dir.path().join(file)).unwrap();
+    }
+    let tokenizer = json_of("bert", "tokenizer.json");
+    let mut tokens: Vec<_> = tokenizer["model"]["vocab"].as_object().unwrap().iter().collect();
+    tokens.sort_by_key(|(_, id)| id.as_u64());
+    let lines: String = tokens.iter().flat_map(|(token, _)| [token, "\n"]).collect();
+    std::fs::write(dir.path().join("vocab.txt"), lines).unwrap();
+    let load = || {
+        let source = ModelSource::HuggingFace { path: dir.path().to_owned(), tokenizer_json: None };
+        let embedding = Some(EmbeddingOptions { pooling: Some(Pooling::Mean) });
+        Engine::load(&source, &EngineConfig { embedding, ..exact() }, &|_| {})
+    };
+    check(&load().unwrap(), "bert");
+    // Capitals have no tokens there.
+    std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"do_lower_case": false}"#).unwrap();
+    let ids = load().unwrap().tokenize_text("A crab.", true).unwrap();
+    assert_eq!((ids[1], &ids[2..]), (1, &ids_of_crab()[2..]));
+    std::fs::write(dir.path().join("vocab.txt"), "a\nb\n").unwrap();
+    let error = load().map(drop).unwrap_err().to_string();
+    assert!(error.contains("no token [CLS]"), "{error}");
+}
+
+/// `[CLS] a crab . [SEP]`.
+fn ids_of_crab() -> Vec<u32> {
+    ids(&golden("bert")[0]["ids"])
+}
+
+#[test]
 fn what_would_change_scores_is_refused_by_name() {
     let load = |file: &str, change: &dyn Fn(&mut Value)| {
         let dir = tempfile::tempdir().unwrap();

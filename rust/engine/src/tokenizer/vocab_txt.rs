@@ -1,0 +1,56 @@
+//! `vocab.txt`, the `WordPiece` tokens of BERT, one a line. It becomes what a GGUF file of the same model would say. Everything
+//! in it is untrusted.
+
+use std::path::Path;
+
+use super::{
+    model_file::{CONTROL, Entries, MAX_TOKEN_BYTES, MAX_TOKENS, NORMAL, named},
+    pieces::VISIBLE_SPACE,
+};
+use crate::{
+    EngineError,
+    json::{read_bounded, read_json},
+    weights::MetadataValue,
+};
+
+/// Its name in a folder.
+pub(super) const FILE: &str = "vocab.txt";
+/// Such a file at most; those in use have a MB.
+const MAX_BYTES: u64 = 16 << 20;
+const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
+
+/// What a GGUF file would say of the tokenizer in a folder.
+///
+/// # Errors
+/// [`EngineError::Tokenizer`] for a file that is none.
+pub(super) fn read_dir(dir: &Path) -> Result<Entries, EngineError> {
+    let path = dir.join(FILE);
+    let error = |why: String| EngineError::Tokenizer(format!("{}: {why}", path.display()));
+    let bytes = read_bounded(&path, MAX_BYTES).map_err(|why| error(why.to_string()))?;
+    let text = String::from_utf8(bytes).map_err(|why| error(why.to_string()))?;
+    let config = read_json(&dir.join("tokenizer_config.json")).map_err(EngineError::Tokenizer)?;
+    let lower_case = config.and_then(|config| config["do_lower_case"].as_bool()).unwrap_or(true);
+    entries(&text, lower_case).map_err(error)
+}
+
+fn entries(text: &str, lower_case: bool) -> Result<Entries, String> {
+    let (mut texts, mut types) = (Vec::new(), Vec::new());
+    for token in text.lines() {
+        if texts.len() == MAX_TOKENS || token.len() > MAX_TOKEN_BYTES {
+            return Err(format!("line {} is too long, or one too many", texts.len() + 1));
+        }
+        let is_special = SPECIAL.contains(&token);
+        types.push(if is_special { CONTROL } else { NORMAL });
+        texts.push(match token.strip_prefix("##") {
+            _ if is_special => token.to_owned(),
+            Some(within) => within.to_owned(),
+            None => format!("{VISIBLE_SPACE}{token}"),
+        });
+    }
+    Ok(named([
+        ("model", MetadataValue::String("bert".into())),
+        ("normalizer.lowercase", MetadataValue::Bool(lower_case)),
+        ("token_type", MetadataValue::Ints(types)),
+        ("tokens", MetadataValue::Strings(texts)),
+    ]))
+}
