@@ -193,6 +193,11 @@ impl Prompt {
         }
     }
 
+    /// Where tokens of the second kind begin, of two texts.
+    pub(crate) fn second(&self) -> Option<usize> {
+        if let Self::TokenPair { second, .. } = self { Some(*second) } else { None }
+    }
+
     /// Whether there are images, sounds or videos. Before it can be submitted an image takes up to a second, a sound of 40
     /// minutes 10 to 20, and a video up to a minute.
     pub fn has_media(&self) -> bool {

@@ -144,12 +144,13 @@ pub enum HeadActivation {
 impl HeadActivation {
     /// Changes a row.
     pub(crate) fn apply(self, row: &mut [f32]) {
-        let of = |x: f32| match self {
-            Self::Identity => x,
-            Self::Tanh => x.tanh(),
-            Self::Of(activation) => activation.apply(x),
-        };
-        row.iter_mut().for_each(|x| *x = of(*x));
+        for x in row {
+            *x = match self {
+                Self::Identity => *x,
+                Self::Tanh => x.tanh(),
+                Self::Of(activation) => activation.apply(*x),
+            };
+        }
     }
 }
 

@@ -41,8 +41,7 @@ const MARKER_TOKENS: usize = 16;
 /// Validates and tokenizes a request and sends it to the engine thread; its events go to `sink`.
 pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSink>) -> Result<RequestHandle, EngineError> {
     let submitted_at = Instant::now();
-    check_running(shared)?;
-    check_kind(shared, request.output)?;
+    check_running(shared).and_then(|()| check_kind(shared, request.output))?;
     check_together(&request)?;
     let num_run = check_choices(&request)?;
     let mut params = request.sampling.clone();
@@ -100,7 +99,7 @@ pub fn submit(shared: &Shared, request: GenerationRequest, sink: Box<dyn EventSi
         public_prefix_len: public_prefix_len.saturating_sub(num_given - prompt_token_ids.len()),
         adapter,
         items,
-        second: if let Prompt::TokenPair { second, .. } = prompt { Some(second) } else { None },
+        second: prompt.second(),
     }
     .of(prompt, source.as_ref());
     let cancel = Arc::new(AtomicBool::new(false));

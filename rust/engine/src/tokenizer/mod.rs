@@ -156,8 +156,8 @@ impl Tokenizer {
     }
 
     /// Reads a model folder in Hugging Face layout: tokenizer.json (or the one given, or tokenizer.model, tekken.json or
-    /// vocab.txt), and, where they are there, `tokenizer_config.json` for the special tokens, `generation_config.json` and config.json for the ids
-    /// that end a text.
+    /// vocab.txt), and, where they are there, `tokenizer_config.json` for the special tokens, `generation_config.json` and
+    /// config.json for the ids that end a text.
     pub fn from_hf_dir(dir: &Path, tokenizer_json: Option<&Path>) -> Result<Self, EngineError> {
         let own = dir.join("tokenizer.json");
         let is_there = |name: &str| tokenizer_json.is_none() && !own.is_file() && dir.join(name).is_file();
