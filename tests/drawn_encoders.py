@@ -43,6 +43,7 @@ MODERN = {
 MODELS: dict[str, dict[str, Any]] = {
     "bert": BERT,
     "xlm-roberta": {**BERT, "model_type": "xlm-roberta", "max_position_embeddings": 162, "type_vocab_size": 1},
+    "roberta": {**BERT, "model_type": "roberta", "max_position_embeddings": 161, "type_vocab_size": 1},
     "distilbert": {
         "model_type": "distilbert",
         "dim": 64,
@@ -64,7 +65,15 @@ SCORERS: dict[str, dict[str, Any]] = {
     "qwen3-rerank": {**SIZES, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256},
 }
 """Of pairs."""
-POOLING = {"bert": "mean", "xlm-roberta": "cls", "distilbert": "mean", "nomic": "mean", "modernbert": "cls", "eurobert": "mean"}
+POOLING = {
+    "bert": "mean",
+    "xlm-roberta": "cls",
+    "roberta": "mean",
+    "distilbert": "mean",
+    "nomic": "mean",
+    "modernbert": "cls",
+    "eurobert": "mean",
+}
 
 
 def tokenizer_of(model_type: str, folder: Path) -> None:
@@ -170,9 +179,9 @@ def scorer(name: str) -> None:
         pairs = [(QUERY, text) for text in TEXTS]
         golden["scores"] = [round(float(score), DIGITS) for score in model.predict(pairs)]
         golden["logits"] = [round(float(score), DIGITS) for score in model.predict(pairs, activation_fn=Identity())]
-        encoded = [model.tokenizer(*pair, truncation=True, max_length=150, return_token_type_ids=True) for pair in pairs]
+        encoded = [model.tokenizer(*pair, truncation=True, max_length=150) for pair in pairs]
         golden["ids"] = [[int(id) for id in one["input_ids"]] for one in encoded]
-        golden["types"] = [[int(id) for id in one["token_type_ids"]] for one in encoded]
+        golden["types"] = [[int(id) for id in one.get("token_type_ids", [0] * len(one["input_ids"]))] for one in encoded]
         if name == "bert-rerank":
             # As those of MS MARCO are.
             model.activation_fn = Identity()

@@ -28,7 +28,7 @@ ADAPTER_FILES = ["adapter_config.json", "adapter_model.safetensors"]
 OWN_ADAPTERS = ["vision-lora", "speech-lora"]
 EMBEDDING_FILES = [
     "modules.json",
-    "sentence_bert_config.json",
+    "sentence_*_config.json",
     "config_sentence_transformers.json",
     "[0-9]_*/config.json",
     "[0-9]_*/model.safetensors",

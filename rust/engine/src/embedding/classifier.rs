@@ -6,7 +6,7 @@ use std::path::Path;
 use device::Activation;
 use serde_json::Value;
 
-use super::{EmbeddingConfig, HeadActivation, HeadConfig, Pooling, ScoreActivation, files::tokenizer_limit};
+use super::{EmbeddingConfig, HeadActivation, HeadConfig, Pooling, ScoreActivation, files};
 use crate::{
     EngineError,
     json::{read_json, required_json},
@@ -20,7 +20,7 @@ use crate::{
 /// What the names of such classes end with.
 const CLASS: &str = "ForSequenceClassification";
 
-/// How the model in a folder scores pairs; `None`: its config.json names no class that does.
+/// How the model in a folder scores pairs; `None`: its config.json names no class that does, or its files pool hidden states.
 pub(crate) fn of_folder(
     dir: &Path,
     decoder: &DecoderConfig,
@@ -34,6 +34,11 @@ pub(crate) fn of_folder(
     let fields = HfFields::new(&what, object);
     let classes = fields.texts("architectures")?.unwrap_or_default();
     let Some(class) = classes.iter().find(|class| class.ends_with(CLASS)) else { return Ok(None) };
+    if files::makes_vectors(dir)? {
+        return Ok(None);
+    }
+    files::check_alone(dir)?;
+    let (max_input_len, lower_case) = files::read_transformer(dir, Some(["sequence-classification", "logits", "scores"]))?;
     let width = decoder.hidden_size;
     let dense = |activation, has_norm| {
         let id = WeightId::global(Role::ClassifierDense);
@@ -75,8 +80,8 @@ pub(crate) fn of_folder(
         heads: before.into_iter().chain([classifier]).collect(),
         prompts: Vec::new(),
         default_prompt: None,
-        max_input_len: tokenizer_limit(dir)?,
-        lower_case: false,
+        max_input_len,
+        lower_case,
         dimensions: num_labels,
         score: Some(activation(dir, &fields)?),
     }))

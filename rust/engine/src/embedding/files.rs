@@ -95,31 +95,65 @@ pub(crate) fn of_folder(dir: &Path, options: EmbeddingOptions, decoder: &Decoder
         }
     }
     config.pooling = options.pooling.or(pooling).ok_or_else(|| no_pooling(&dir.display().to_string(), "no modules.json"))?;
-    if let Some(file) = File::open(&dir.join("sentence_bert_config.json"))? {
-        let known = ["max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"];
-        let fields = file.fields(&known)?;
-        // A pooling that is asked for is of hidden states, whatever the model was made for.
-        if options.pooling.is_none() {
-            fields.only(&[
-                ("transformer_task", json!("feature-extraction")),
-                ("modality_config", json!({"text": {"method": "forward", "method_output_name": "last_hidden_state"}})),
-                ("module_output_name", json!("token_embeddings")),
-            ])?;
-        }
-        config.max_input_len = fields.size("max_seq_length")?.filter(|n| *n > 0);
-        config.lower_case = fields.flag("do_lower_case")?.unwrap_or(false);
-    }
-    if config.max_input_len.is_none() {
-        config.max_input_len = tokenizer_limit(dir)?;
-    }
+    // A pooling that is asked for is of hidden states, whatever the model was made for.
+    let made_for = options.pooling.is_none().then_some(["feature-extraction", "last_hidden_state", "token_embeddings"]);
+    (config.max_input_len, config.lower_case) = read_transformer(dir, made_for)?;
     if let Some(file) = File::open(&dir.join("config_sentence_transformers.json"))? {
         read_prompts(&file, &mut config)?;
     }
     Ok((config, files))
 }
 
+/// How sentence-transformers calls the file about the model itself, now and in older versions.
+const TRANSFORMER_FILES: [&str; 7] = [
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+];
+
+/// Tokens of an input at most, and whether it is written in small letters. `made_for` is the model's task, what of its output
+/// counts, and how that is called.
+pub(super) fn read_transformer(dir: &Path, made_for: Option<[&str; 3]>) -> Result<(Option<usize>, bool), EngineError> {
+    for name in TRANSFORMER_FILES {
+        let Some(file) = File::open(&dir.join(name))? else { continue };
+        let known = ["max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"];
+        let fields = file.fields(&known)?;
+        if let Some([task, output, called]) = made_for {
+            fields.only(&[
+                ("transformer_task", json!(task)),
+                ("modality_config", json!({"text": {"method": "forward", "method_output_name": output}})),
+                ("module_output_name", json!(called)),
+            ])?;
+        }
+        let given = fields.size("max_seq_length")?.filter(|n| *n > 0);
+        return Ok((given.or(tokenizer_limit(dir)?), fields.flag("do_lower_case")?.unwrap_or(false)));
+    }
+    Ok((tokenizer_limit(dir)?, false))
+}
+
+/// Whether its files make a vector of a text, whatever class the model is of.
+pub(super) fn makes_vectors(dir: &Path) -> Result<bool, EngineError> {
+    Ok(modules(dir)?.iter().any(|module| module.kind == "Pooling"))
+}
+
+/// What stands behind the model of a cross-encoder is refused.
+pub(super) fn check_alone(dir: &Path) -> Result<(), EngineError> {
+    match modules(dir)?.first() {
+        None => Ok(()),
+        Some(module) => Err(EngineError::NotSupported(format!(
+            "{}: a module of the kind {:?} behind a model that scores pairs is not supported",
+            dir.join("modules.json").display(),
+            module.kind
+        ))),
+    }
+}
+
 /// Tokens of an input at most, by its tokenizer. Files that say nothing of it have a number that no context reaches.
-pub(super) fn tokenizer_limit(dir: &Path) -> Result<Option<usize>, EngineError> {
+fn tokenizer_limit(dir: &Path) -> Result<Option<usize>, EngineError> {
     let config = read_json(&dir.join("tokenizer_config.json")).map_err(EngineError::Load)?;
     let limit = config.and_then(|config| config["model_max_length"].as_u64());
     Ok(limit.and_then(|limit| usize::try_from(limit).ok()).filter(|limit| (1..=MAX_SIZE).contains(limit)))

@@ -150,6 +150,9 @@ impl Engine {
             return Err(EngineError::InvalidArgument(text));
         };
         let start = before + plain.len();
+        if self.tokenizer().cuts_left() {
+            return Ok([&ids[..before], &plain[plain.len() - room..], &ids[start..]].concat());
+        }
         Ok([&ids[..before + room], &ids[start..]].concat())
     }
 

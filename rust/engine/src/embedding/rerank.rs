@@ -32,27 +32,38 @@ impl Engine {
     /// [`EngineError::InvalidArgument`]: the model does not score pairs. [`EngineError::PromptTooLong`]: a document has too many
     /// tokens, together with the query; it is named.
     pub fn rerank_requests(&self, request: RerankRequest) -> Result<Vec<GenerationRequest>, EngineError> {
-        if self.embedding().is_none_or(|config| config.score.is_none()) {
+        let Some(config) = self.embedding().filter(|config| config.score.is_some()) else {
             return Err(EngineError::InvalidArgument(
                 "this model does not score pairs of texts: load one whose files name a class that ends in \
                  ForSequenceClassification, such as a cross-encoder, with Which.Embedding, or serve it with `serve embedding`"
                     .into(),
             ));
-        }
+        };
         let RerankRequest { query, documents, truncation, service } = request;
         let longest = self.max_embedding_len();
         let limit = truncation.limit(longest)?;
+        let too_long = |what: &str, prompt_tokens: usize| {
+            let message = format!(
+                "{what} {prompt_tokens} tokens, and this model takes {longest} at most{}: shorten them, or set truncate_sequence",
+                self.embedding_limit()
+            );
+            EngineError::PromptTooLong { prompt_tokens, max_tokens: longest, message }
+        };
+        let written = |text: String| if config.lower_case { text.to_lowercase() } else { text };
+        // More are never used.
+        let query = self.tokenizer().encode_first(&written(query), limit.unwrap_or(longest).saturating_add(1))?;
+        if limit.is_none() && query.num_tokens > longest {
+            return Err(too_long("the query has", query.num_tokens));
+        }
         let mut requests = Vec::with_capacity(documents.len());
-        for (number, document) in documents.iter().enumerate() {
-            let (ids, second) = self.tokenizer().encode_pair(&query, document, limit)?;
+        for (number, document) in documents.into_iter().enumerate() {
+            let (ids, second) = self.tokenizer().encode_pair(&query, &written(document), limit)?;
+            if ids.is_empty() {
+                let text = format!("documents[{number}] and the query are empty: give at least one token");
+                return Err(EngineError::InvalidArgument(text));
+            }
             if ids.len() > longest {
-                let message = format!(
-                    "documents[{number}] and the query have {} tokens, and this model takes {longest} at most{}: shorten them, or set \
-                     truncate_sequence",
-                    ids.len(),
-                    self.embedding_limit()
-                );
-                return Err(EngineError::PromptTooLong { prompt_tokens: ids.len(), max_tokens: longest, message });
+                return Err(too_long(&format!("documents[{number}] and the query have"), ids.len()));
             }
             let request = GenerationRequest::new(Prompt::TokenPair { ids, second }, SamplingParams::default());
             requests.push(GenerationRequest {

@@ -31,6 +31,19 @@ struct Senses {
     is_phi4: bool,
 }
 
+/// What the weight of a norm is called in checkpoints that come from TensorFlow.
+const OLDER_NORM: &str = "LayerNorm.gamma";
+
+/// As PyTorch calls it, and its bias.
+fn newer_norm(name: String) -> String {
+    let norm = |suffix: &str| name.strip_suffix(suffix).filter(|norm| norm.ends_with("LayerNorm"));
+    match (norm(".gamma"), norm(".beta")) {
+        (Some(norm), _) => format!("{norm}.weight"),
+        (None, Some(norm)) => format!("{norm}.bias"),
+        (None, None) => name,
+    }
+}
+
 /// The files of a model, opened and checked; no weight has been read yet.
 pub struct ModelFiles {
     config: DecoderConfig,
@@ -67,6 +80,9 @@ impl ModelFiles {
         let mut files = SafetensorsFiles::open(dir)?.quantized(hub);
         if senses.is_phi4 {
             files = files.renamed(weights::phi4::common_name)?;
+        }
+        if files.names().any(|name| name.ends_with(OLDER_NORM)) {
+            files = files.renamed(newer_norm)?;
         }
         let has_some = |start: &str| files.names().any(|name| name.starts_with(start));
         let place = ModelPlace::find(names, |name| files.contains(name), has_some);

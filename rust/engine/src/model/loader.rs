@@ -137,10 +137,11 @@ impl Weights for Loader<'_> {
             floats(view.dtype, view.bytes())
                 .ok_or_else(|| EngineError::NotSupported(format!("a table of positions or of kinds of tokens in {}", view.dtype)))
         };
-        let of_outer = of_outer.as_ref().map_or_else(|| Ok(vec![0.0; num_outer * cols]), values)?;
-        let of_inner = values(&of_inner)?;
-        let mut bytes = Vec::with_capacity(num_outer * num_inner * cols * size_of::<f32>());
-        for outer in of_outer.chunks_exact(cols) {
+        let (of_outer, of_inner, zeros) = (of_outer.as_ref().map(values).transpose()?, values(&of_inner)?, vec![0.0; cols]);
+        let (mut bytes, len) = (Vec::new(), num_outer.saturating_mul(num_inner * cols * size_of::<f32>()));
+        bytes.try_reserve_exact(len).map_err(|e| EngineError::Load(format!("a table of positions of {len} bytes: {e}")))?;
+        for row in 0..num_outer {
+            let outer = of_outer.as_ref().map_or(&zeros[..], |rows| &rows[row * cols..][..cols]);
             for inner in of_inner.chunks_exact(cols).take(num_inner) {
                 bytes.extend(outer.iter().zip(inner).flat_map(|(a, b)| (a + b).to_le_bytes()));
             }

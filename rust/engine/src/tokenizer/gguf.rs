@@ -20,6 +20,7 @@ use tokenizers::{
 
 use super::{
     Encoder, SpecialTokens, Tokenizer,
+    pair::PairRules,
     pieces::{PieceRules, Pieces, VISIBLE_SPACE, fallback_byte},
     pre_tokenizer::{known_names, pre_tokenizer},
     spm::{ByteTokens, SpecialMatcher, Spm},
@@ -222,6 +223,7 @@ fn around(
         encoder: Encoder::Pipeline { inner: Box::new(inner), bos, eos },
         pieces,
         strip_leading_space: false,
+        pairs: PairRules::default(),
         special_tokens: SpecialTokens::default(),
         eos_ids: Vec::new(),
         specials: OnceLock::new(),
@@ -246,8 +248,8 @@ fn word_piece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
             pieces.push(text.as_bytes(), kind.is_special());
             added.push(AddedToken::from(text, kind.is_special()).normalized(false));
         } else {
-            // Such as [unused1].
-            has_capitals |= !token.starts_with('[') && token.chars().any(char::is_uppercase);
+            // Not [unused1], nor what has no small letter, such as the sign of real numbers.
+            has_capitals |= !token.starts_with('[') && token.to_lowercase() != token;
             pieces.push(&rules.bytes(&token), false);
         }
         vocab.entry(token).or_insert(id);
@@ -266,7 +268,10 @@ fn word_piece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
     let mut inner = tokenizers::Tokenizer::new(model);
     // Where no key says whether case counts: a vocabulary without capitals has no use for them, nor for accents.
     let lower_case = vocabulary.flag("normalizer.lowercase", !has_capitals);
-    inner.with_normalizer(Some(BertNormalizer::new(true, true, None, lower_case))).map_err(malformed)?;
+    let strip_accents = vocabulary.metadata.bool("tokenizer.ggml.normalizer.strip_accents");
+    let parts_chinese = vocabulary.flag("normalizer.handle_chinese_chars", true);
+    let normalizer = BertNormalizer::new(true, parts_chinese, strip_accents, lower_case);
+    inner.with_normalizer(Some(normalizer)).map_err(malformed)?;
     inner.with_pre_tokenizer(Some(BertPreTokenizer));
     inner.with_post_processor(Some(BertProcessing::new(last, first)));
     inner.add_tokens(added).map_err(malformed)?;
@@ -274,6 +279,7 @@ fn word_piece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
         encoder: Encoder::Pipeline { inner: Box::new(inner), bos: None, eos: None },
         pieces,
         strip_leading_space: true,
+        pairs: PairRules::default(),
         special_tokens: SpecialTokens::default(),
         eos_ids: Vec::new(),
         specials: OnceLock::new(),
@@ -347,6 +353,7 @@ fn sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
         encoder: Encoder::Spm(Box::new(spm)),
         pieces,
         strip_leading_space: add_space_prefix,
+        pairs: PairRules::default(),
         special_tokens: SpecialTokens::default(),
         eos_ids: Vec::new(),
         specials: OnceLock::new(),

@@ -5,6 +5,7 @@ mod fill_in_middle;
 mod gguf;
 mod incremental;
 pub(crate) mod model_file;
+mod pair;
 mod pieces;
 mod pre_tokenizer;
 mod spm;
@@ -16,8 +17,6 @@ use std::{ops::Range, path::Path, sync::OnceLock};
 pub use incremental::IncrementalDecoder;
 pub(crate) use pre_tokenizer::pre_tokenizer_name;
 
-use tokenizers::{PostProcessor, TruncationParams, TruncationStrategy, utils::truncation::truncate_encodings};
-
 use crate::{
     EngineError,
     error::caught_quietly,
@@ -25,6 +24,7 @@ use crate::{
     json::{read_bounded, read_json},
     weights::Metadata,
 };
+use pair::PairRules;
 use pieces::Pieces;
 
 /// A tokenizer.json is read up to this size; those of large multilingual vocabularies have some 35 MB.
@@ -69,6 +69,7 @@ pub struct Tokenizer {
     encoder: Encoder,
     pieces: Pieces,
     strip_leading_space: bool,
+    pairs: PairRules,
     special_tokens: SpecialTokens,
     eos_ids: Vec<u32>,
     /// Texts of the special tokens; made when first asked for.
@@ -137,6 +138,7 @@ impl Tokenizer {
             encoder: Encoder::Pipeline { inner: Box::new(inner), bos: None, eos: None },
             pieces,
             strip_leading_space,
+            pairs: PairRules::default(),
             special_tokens: SpecialTokens::default(),
             eos_ids: Vec::new(),
             specials: OnceLock::new(),
@@ -171,6 +173,7 @@ impl Tokenizer {
             Self::from_file(tokenizer_json.unwrap_or(&own))?
         };
         if let Some(config) = read_json(&dir.join("tokenizer_config.json")).map_err(EngineError::Tokenizer)? {
+            tokenizer.pairs = PairRules::of(&config);
             // Either the text itself or an object around it.
             let text = |key: &str| {
                 let value = &config[key];
@@ -211,35 +214,6 @@ impl Tokenizer {
                 Ok(ids)
             }
         }
-    }
-
-    /// Token ids of two texts, with special tokens as the tokenizer has them for a pair, and where those of the second kind begin
-    /// (`token_type_ids`), the end if none are. With a limit the longer text is cut, token by token, until both fit.
-    pub fn encode_pair(&self, first: &str, second: &str, limit: Option<usize>) -> Result<(Vec<u32>, usize), EngineError> {
-        let failed = |e: String| EngineError::Tokenizer(format!("a pair of texts cannot be tokenized: {e}"));
-        let Encoder::Pipeline { inner, bos: None, eos: None } = &self.encoder else {
-            return Err(failed("a tokenizer.json says how two texts become one, and this model has none".into()));
-        };
-        let encode =
-            |text: &str| caught_quietly(|| inner.encode_fast(text, false).map_err(|e| e.to_string())).and_then(|ids| ids);
-        let [mut first, mut second] = [encode(first).map_err(failed)?, encode(second).map_err(failed)?];
-        if let Some(limit) = limit {
-            let num_added = inner.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
-            let max_length = limit.checked_sub(num_added).filter(|room| *room > 1).ok_or_else(|| {
-                EngineError::InvalidArgument(format!(
-                    "truncate_prompt_tokens is {limit}, and the tokenizer adds {num_added} tokens to two texts: leave room for more"
-                ))
-            })?;
-            let params =
-                TruncationParams { max_length, strategy: TruncationStrategy::LongestFirst, ..TruncationParams::default() };
-            let (cut, other) = truncate_encodings(first, Some(second), &params).map_err(|e| failed(e.to_string()))?;
-            (first, second) = (cut, other.unwrap_or_default());
-        }
-        let both = caught_quietly(|| inner.post_process(first, Some(second), true).map_err(|e| e.to_string()));
-        let both = both.and_then(|both| both).map_err(failed)?;
-        let types = both.get_type_ids();
-        let second = types.iter().position(|kind| *kind != 0).unwrap_or(types.len());
-        Ok((both.get_ids().to_vec(), second))
     }
 
     /// Token ids of a text in which special tokens are plain text; nothing is added.

@@ -249,8 +249,8 @@ mod tests {
 
     #[test]
     fn unsupported_decoders_are_named() {
-        let error = PieceRules::from_decoder(&serde_json::json!({"type": "WordPiece"})).unwrap_err();
-        assert_eq!(error, "WordPiece");
+        let error = PieceRules::from_decoder(&serde_json::json!({"type": "CTC"})).unwrap_err();
+        assert_eq!(error, "CTC");
         let strip = serde_json::json!({"type": "Strip", "content": " ", "start": 0, "stop": 3});
         assert!(PieceRules::from_decoder(&strip).unwrap_err().contains("Strip"));
     }

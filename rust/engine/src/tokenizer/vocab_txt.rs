@@ -29,11 +29,23 @@ pub(super) fn read_dir(dir: &Path) -> Result<Entries, EngineError> {
     let bytes = read_bounded(&path, MAX_BYTES).map_err(|why| error(why.to_string()))?;
     let text = String::from_utf8(bytes).map_err(|why| error(why.to_string()))?;
     let config = read_json(&dir.join("tokenizer_config.json")).map_err(EngineError::Tokenizer)?;
-    let lower_case = config.and_then(|config| config["do_lower_case"].as_bool()).unwrap_or(true);
-    entries(&text, lower_case).map_err(error)
+    let config = config.unwrap_or_default();
+    if config["never_split"].as_array().is_some_and(|tokens| !tokens.is_empty()) {
+        return Err(error("`never_split` of tokenizer_config.json is not supported: convert it to a tokenizer.json".into()));
+    }
+    let mut entries = entries(&text).map_err(error)?;
+    let flags = [
+        ("normalizer.lowercase", config["do_lower_case"].as_bool().or(Some(true))),
+        ("normalizer.strip_accents", config["strip_accents"].as_bool()),
+        ("normalizer.handle_chinese_chars", config["tokenize_chinese_chars"].as_bool()),
+    ];
+    for (key, flag) in flags {
+        entries.extend(flag.into_iter().flat_map(|flag| named([(key, MetadataValue::Bool(flag))])));
+    }
+    Ok(entries)
 }
 
-fn entries(text: &str, lower_case: bool) -> Result<Entries, String> {
+fn entries(text: &str) -> Result<Entries, String> {
     let (mut texts, mut types) = (Vec::new(), Vec::new());
     for token in text.lines() {
         if texts.len() == MAX_TOKENS || token.len() > MAX_TOKEN_BYTES {
@@ -49,7 +61,6 @@ fn entries(text: &str, lower_case: bool) -> Result<Entries, String> {
     }
     Ok(named([
         ("model", MetadataValue::String("bert".into())),
-        ("normalizer.lowercase", MetadataValue::Bool(lower_case)),
         ("token_type", MetadataValue::Ints(types)),
         ("tokens", MetadataValue::Strings(texts)),
     ]))

@@ -15,7 +15,7 @@ use crate::common::{
     serving::{exact, pool_of, stats},
 };
 
-const MODELS: [&str; 6] = ["bert", "xlm-roberta", "distilbert", "nomic", "modernbert", "eurobert"];
+const MODELS: [&str; 7] = ["bert", "xlm-roberta", "roberta", "distilbert", "nomic", "modernbert", "eurobert"];
 const SCORERS: [&str; 5] = ["bert-rerank", "xlm-roberta-rerank", "distilbert-rerank", "modernbert-rerank", "qwen3-rerank"];
 
 fn source(name: &str) -> ModelSource {
@@ -246,29 +246,116 @@ fn ids_of_crab() -> Vec<u32> {
     ids(&golden("bert")[0]["ids"])
 }
 
-#[test]
-fn what_would_change_scores_is_refused_by_name() {
-    let load = |file: &str, change: &dyn Fn(&mut Value)| {
-        let dir = tempfile::tempdir().unwrap();
-        for entry in std::fs::read_dir(drawn::encoder("bert-rerank")).unwrap() {
+/// A copy of a golden in which one JSON file is another, null where it was not there.
+fn changed(name: &str, file: &str, change: &dyn Fn(&mut Value)) -> tempfile::TempDir {
+    let (dir, folder) = (tempfile::tempdir().unwrap(), drawn::encoder(name));
+    for below in ["", "1_Pooling"] {
+        std::fs::create_dir_all(dir.path().join(below)).unwrap();
+        for entry in std::fs::read_dir(folder.join(below)).into_iter().flatten() {
             let path = entry.unwrap().path();
             if path.is_file() {
-                std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+                std::fs::copy(&path, dir.path().join(below).join(path.file_name().unwrap())).unwrap();
             }
         }
-        let mut value: Value = serde_json::from_slice(&std::fs::read(dir.path().join(file)).unwrap()).unwrap();
-        change(&mut value);
-        std::fs::write(dir.path().join(file), value.to_string()).unwrap();
-        let source = ModelSource::HuggingFace { path: dir.path().to_owned(), tokenizer_json: None };
-        Engine::load(&source, &pooled(exact()), &|_| {}).map(drop)
-    };
+    }
+    let path = dir.path().join(file);
+    let mut value = std::fs::read(&path).map_or(Value::Null, |bytes| serde_json::from_slice(&bytes).unwrap());
+    change(&mut value);
+    std::fs::write(path, value.to_string()).unwrap();
+    dir
+}
+
+fn open(dir: &tempfile::TempDir) -> Result<Engine, EngineError> {
+    let source = ModelSource::HuggingFace { path: dir.path().to_owned(), tokenizer_json: None };
+    Engine::load(&source, &pooled(exact()), &|_| {})
+}
+
+#[test]
+fn what_would_change_scores_is_refused_by_name() {
     let own = "config_sentence_transformers.json";
-    let refused = |file: &str, change: &dyn Fn(&mut Value)| load(file, change).unwrap_err().to_string();
+    let refused =
+        |file: &str, change: &dyn Fn(&mut Value)| open(&changed("bert-rerank", file, change)).map(drop).unwrap_err().to_string();
     assert!(refused(own, &|value| value["activation_fn"] = json!("mine.Softplus")).contains("mine.Softplus"));
     assert!(refused(own, &|value| value["default_prompt_name"] = json!("query")).contains("default_prompt_name"));
     assert!(refused("config.json", &|value| value["position_embedding_type"] = json!("relative_key")).contains("relative_key"));
     assert!(refused("config.json", &|value| value["type_vocab_size"] = json!(3)).contains("token_type_embeddings"));
-    load(own, &|value| value["activation_fn"] = json!("torch.nn.modules.activation.Sigmoid")).unwrap();
+    assert!(refused("sentence_bert_config.json", &|value| value["nonsense"] = json!(3)).contains("nonsense"));
+    let dense = json!({"type": "sentence_transformers.models.Dense", "path": "1_Dense"});
+    assert!(refused("modules.json", &|value| value.as_array_mut().unwrap().push(dense.clone())).contains("Dense"));
+    open(&changed("bert-rerank", own, &|value| value["activation_fn"] = json!("torch.nn.modules.activation.Sigmoid"))).unwrap();
+}
+
+#[test]
+fn files_say_how_texts_of_pairs_are_written_cut_and_told_apart() {
+    let golden = json_of("bert-rerank", "golden.json");
+    let prompts = |file: &str, change: &dyn Fn(&mut Value)| {
+        let requests = open(&changed("bert-rerank", file, change)).unwrap().rerank_requests(pairs(&golden)).unwrap();
+        let of = |request: engine::GenerationRequest| match request.prompt {
+            Prompt::TokenPair { ids, second } => (ids, second),
+            _ => panic!("a pair"),
+        };
+        requests.into_iter().map(of).collect::<Vec<_>>()
+    };
+    let long = prompts("sentence_bert_config.json", &|value| value["max_seq_length"] = json!(12));
+    assert!(long.iter().all(|(ids, _)| ids.len() <= 12));
+    let untold = prompts("tokenizer_config.json", &|value| value["model_input_names"] = json!(["input_ids", "attention_mask"]));
+    assert!(untold.iter().all(|(ids, second)| *second == ids.len()));
+    let left = prompts("tokenizer_config.json", &|value| {
+        (value["truncation_side"], value["model_max_length"]) = (json!("left"), json!(20));
+    });
+    let whole = ids(&golden["ids"][2]);
+    assert_eq!(left[2].0[10..], whole[whole.len() - 10..]);
+}
+
+#[test]
+fn an_empty_pair_is_named() {
+    let engine = open(&changed("qwen3-rerank", "tokenizer.json", &|value| value["post_processor"] = Value::Null)).unwrap();
+    let documents = vec!["a".to_owned(), String::new()];
+    let error = engine.rerank(RerankRequest { documents, ..RerankRequest::default() }).unwrap_err().to_string();
+    assert!(error.starts_with("documents[1] and the query are empty"), "{error}");
+}
+
+#[test]
+fn a_folder_that_pools_makes_vectors_whatever_class_its_model_is_of() {
+    let classes = json!(["BertForSequenceClassification"]);
+    check(&open(&changed("bert", "config.json", &|value| value["architectures"] = classes.clone())).unwrap(), "bert");
+}
+
+/// Keys as the hub's files of these families have them; goldens have Transformers 5's.
+#[test]
+fn configurations_as_the_hub_has_them() {
+    let modern = changed("modernbert", "config.json", &|value| {
+        let config = value.as_object_mut().unwrap();
+        config.remove("layer_types").unwrap();
+        config.remove("rope_parameters").unwrap();
+        config.insert("position_embedding_type".into(), json!("absolute"));
+        config.insert("global_rope_theta".into(), json!(160_000.0));
+        config.insert("local_rope_theta".into(), json!(10_000.0));
+    });
+    check(&open(&modern).unwrap(), "modernbert");
+    let nomic = changed("nomic", "config.json", &|value| {
+        *value = json!({
+            "model_type": "nomic_bert", "activation_function": "swiglu", "n_embd": 64, "n_head": 4, "n_inner": 96, "n_layer": 3,
+            "n_positions": 256, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0,
+            "rotary_emb_interleaved": false, "rotary_emb_scale_base": null, "rotary_scaling_factor": null, "qkv_proj_bias": false,
+            "mlp_fc1_bias": false, "mlp_fc2_bias": false, "prenorm": false, "parallel_block": false, "use_rms_norm": false,
+            "causal": false, "type_vocab_size": 2, "vocab_size": value["vocab_size"], "pad_vocab_size_multiple": 64,
+            "fused_bias_fc": true, "use_flash_attn": true,
+        });
+    });
+    check(&open(&nomic).unwrap(), "nomic");
+}
+
+#[test]
+fn norms_as_tensorflow_called_them_are_read() {
+    let dir = changed("bert", "config.json", &|_| {});
+    let path = dir.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let older = |name: &str| name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors();
+    let renamed = tensors.into_iter().map(|(name, tensor)| (older(&name), tensor));
+    std::fs::write(&path, safetensors::serialize(renamed, None).unwrap()).unwrap();
+    check(&open(&dir).unwrap(), "bert");
 }
 
 /// A golden as llama.cpp's converter writes it: what is left of names, and words that begin with a visible space.
@@ -298,13 +385,17 @@ fn write_gguf(name: &str, path: &std::path::Path, pooling_type: u32) {
     let mut tokens: Vec<_> = tokenizer["model"]["vocab"].as_object().unwrap().iter().collect();
     tokens.sort_by_key(|(_, id)| id.as_u64());
     let is_special = |token: &str| token.starts_with('[') && token.len() > 3;
-    let written = |token: &str| match token.strip_prefix("##") {
+    let used = used_ids(name);
+    let unused = tokens.iter().rposition(|(_, id)| !used.contains(&(id.as_u64().unwrap() as u32)));
+    let written = |at: usize, token: &str| match token.strip_prefix("##") {
         _ if is_special(token) => string(token),
+        // A capital without a small letter, as vocabularies without case have it.
+        _ if Some(at) == unused => string("\u{2581}\u{211d}"),
         Some(within) => string(within),
         None => string(&format!("\u{2581}{token}")),
     };
     let count = tokens.len() as u64;
-    let texts: Vec<u8> = tokens.iter().flat_map(|(token, _)| written(token)).collect();
+    let texts: Vec<u8> = tokens.iter().enumerate().flat_map(|(at, (token, _))| written(at, token)).collect();
     let types: Vec<u8> = tokens.iter().flat_map(|(token, _)| if is_special(token) { 3_i32 } else { 1 }.to_le_bytes()).collect();
     gguf = gguf
         .entry("tokenizer.ggml.model", STRING, &string("bert"))
@@ -317,6 +408,16 @@ fn write_gguf(name: &str, path: &std::path::Path, pooling_type: u32) {
         gguf = gguf.weight(&gguf_name(&name), &dims, 0, tensor.data());
     }
     gguf.write(path);
+}
+
+/// The ids of a golden's texts.
+fn used_ids(name: &str) -> Vec<u32> {
+    let golden = json_of(name, "golden.json");
+    let lists: Vec<_> = match golden.as_array() {
+        Some(cases) => cases.iter().map(|case| ids(&case["ids"])).collect(),
+        None => golden["ids"].as_array().unwrap().iter().map(ids).collect(),
+    };
+    lists.concat()
 }
 
 /// What a tensor of BERT or Nomic BERT is called there.

@@ -46,6 +46,7 @@ pub(super) const EUROBERT: Architecture = Architecture {
     names: &[],
     from_hf: |fields| {
         let fields = fields.with_defaults(&json!({"rms_norm_eps": 1e-5}));
+        fields.text("position_embedding_type")?;
         Ok(fields.decoder("eurobert")?.with_layers(|layer| layer.attention.mask = Mask::Full))
     },
     from_gguf: no_gguf,
@@ -57,6 +58,8 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
         "hidden_activation": "gelu",
     });
     let fields = fields.with_defaults(&usual);
+    // It rotates whatever this says.
+    fields.text("position_embedding_type")?;
     let config = DecoderConfig {
         norm: NormConfig::layer(fields.number("norm_eps")?),
         embedding_norm: true,
