@@ -361,12 +361,11 @@ fn scores_of_gguf(fields: &GgufFields<'_>, decoder: &DecoderConfig) -> Result<Em
     let head = |role, activation| {
         let id = WeightId::global(role);
         let [out_features, in_features] = fields.weights.matrix_shape(id)?;
-        if in_features != decoder.hidden_size {
+        let width = decoder.hidden_size;
+        if in_features != width || (role == Role::ClassifierDense && out_features != width) {
             let name = fields.weights.name(id);
-            let text = format!(
-                "{}: tensor `{name}` takes {in_features} values, and what comes before gives {}",
-                fields.what, decoder.hidden_size
-            );
+            let text =
+                format!("{}: tensor `{name}` makes {out_features} values of {in_features}; it must take {width}", fields.what);
             return Err(EngineError::Load(text));
         }
         let bias = fields.weights.contains(id.bias());

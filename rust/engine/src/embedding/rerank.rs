@@ -21,7 +21,7 @@ pub struct RerankRequest {
 impl RerankRequest {
     /// Bytes of the texts that are to be tokenized.
     pub fn text_bytes(&self) -> usize {
-        self.documents.iter().map(|document| self.query.len() + document.len()).sum()
+        self.query.len() + self.documents.iter().map(String::len).sum::<usize>()
     }
 }
 

@@ -387,10 +387,11 @@ fn architectures_are_found_or_refused_with_the_list() {
          qwen3_vl_moe, granitemoe, phimoe, glm4_moe, hunyuan_v1_moe, gpt_oss, llama4_text, ernie4_5_moe, exaone_moe, granitemoe_swa, \
          dots1, solar_open, hy_v3, olmoe, flex_olmo, minimax_m2, mellum, flint, sarvam_moe, bailing_moe, bailing_moe_v2, afmoe, dbrx; latent attention: \
          deepseek_v2, deepseek_v3, glm4_moe_lite, youtu, sarvam_mla, axk1, mistral4, minicpm3; recurrent layers: lfm2, lfm2_moe, \
-         granitemoehybrid, bamba, nemotron_h, nemotron_h_moe, falcon_h1, mamba, falcon_mamba, mamba2, jamba, qwen3_next, qwen3_5_text, qwen3_5_moe_text";
+         granitemoehybrid, bamba, nemotron_h, nemotron_h_moe, falcon_h1, mamba, falcon_mamba, mamba2, jamba, qwen3_next, qwen3_5_text, qwen3_5_moe_text; \
+         encoders, which make vectors: bert, roberta, xlm-roberta, distilbert, nomic_bert, modernbert, eurobert";
     for (expected, found, words) in [
         (None, hf(Some("xlstm")), vec!["`xlstm`"]),
-        (None, Found::Gguf("bert"), vec!["`bert`"]),
+        (None, Found::Gguf("jina-bert-v2"), vec!["`jina-bert-v2`"]),
         (None, Found::HuggingFace { model_type: None, classes: &[] }, vec!["no `model_type`"]),
         (None, hf(Some("deepseek_v32")), vec!["the nearest is `deepseek_v3`"]),
         (Some("phi2"), hf(Some("phi3")), vec!["`phi2`", "not implemented"]),

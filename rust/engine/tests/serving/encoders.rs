@@ -358,8 +358,9 @@ fn norms_as_tensorflow_called_them_are_read() {
     check(&open(&dir).unwrap(), "bert");
 }
 
-/// A golden as llama.cpp's converter writes it: what is left of names, and words that begin with a visible space.
-fn write_gguf(name: &str, path: &std::path::Path, pooling_type: u32) {
+/// A golden as llama.cpp's converter writes it: what is left of names, and words that begin with a visible space. Of one tensor and
+/// its bias 10 rows are left.
+fn write_gguf(name: &str, path: &std::path::Path, pooling_type: u32, cut: &str) {
     const F32: u32 = 6;
     const BOOL: u32 = 7;
     const I32: u32 = 5;
@@ -404,8 +405,13 @@ fn write_gguf(name: &str, path: &std::path::Path, pooling_type: u32) {
     let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     for (name, tensor) in tensors.tensors() {
-        let dims: Vec<_> = tensor.shape().iter().rev().map(|n| *n as u64).collect();
-        gguf = gguf.weight(&gguf_name(&name), &dims, 0, tensor.data());
+        let mut shape = tensor.shape().to_vec();
+        let name = gguf_name(&name);
+        if name.rsplit_once('.').is_some_and(|(name, _)| name == cut) {
+            shape[0] = 10;
+        }
+        let dims: Vec<_> = shape.iter().rev().map(|n| *n as u64).collect();
+        gguf = gguf.weight(&name, &dims, 0, &tensor.data()[..4 * shape.iter().product::<usize>()]);
     }
     gguf.write(path);
 }
@@ -457,16 +463,19 @@ fn gguf_name(name: &str) -> String {
 #[test]
 fn gguf_files_give_the_same_vectors_and_scores() {
     let dir = tempfile::tempdir().unwrap();
-    let open = |name: &str, pooling_type: u32| {
+    let load = |name: &str, pooling_type: u32, cut: &str| {
         let path = dir.path().join(format!("{name}.gguf"));
-        write_gguf(name, &path, pooling_type);
+        write_gguf(name, &path, pooling_type, cut);
         let source = ModelSource::Gguf { files: vec![path], tokenizer_json: None, tokenizer_dir: None };
-        Engine::load(&source, &pooled(exact()), &|_| {}).unwrap()
+        Engine::load(&source, &pooled(exact()), &|_| {})
     };
+    let open = |name: &str, pooling_type: u32| load(name, pooling_type, "").unwrap();
     for name in ["bert", "nomic"] {
         check(&open(name, 1), name);
     }
     check_scores(&open("bert-rerank", 4), "bert-rerank");
+    let error = load("bert-rerank", 4, "cls").map(drop).unwrap_err().to_string();
+    assert!(error.contains("`cls.weight` makes 10 values of 64"), "{error}");
     let engine = open("bert", 1);
     assert_eq!(engine.tokenize_text("a Crab", false).unwrap(), engine.tokenize_text("A CRAB", false).unwrap());
     assert_eq!(

@@ -18,26 +18,12 @@ use crate::{
 /// What the norms of all of them add.
 const EPS: f64 = 1e-12;
 
+/// `RoBERTa`'s classifier has a layer of its own in the place of BERT's pooler.
 const NAMES: Names = &[
+    (Role::ClassifierDense, "classifier.dense"),
     (Role::ClassifierDense, "model.pooler.dense"),
-    (Role::Classifier, "classifier"),
-    (Role::Embedding, "model.embeddings.word_embeddings"),
-    (Role::Positions, "model.embeddings.position_embeddings"),
-    (Role::TokenTypes, "model.embeddings.token_type_embeddings"),
-    (Role::EmbeddingNorm, "model.embeddings.LayerNorm"),
-    (Role::AttnQ, "attention.self.query"),
-    (Role::AttnK, "attention.self.key"),
-    (Role::AttnV, "attention.self.value"),
-    (Role::AttnOutput, "attention.output.dense"),
-    (Role::PostAttnNorm, "attention.output.LayerNorm"),
-    (Role::FfnUp, "intermediate.dense"),
-    (Role::FfnDown, "output.dense"),
-    (Role::PostFfnNorm, "output.LayerNorm"),
-];
-
-/// Its classifier has a layer of its own in the place of BERT's pooler.
-const ROBERTA_NAMES: Names = &[
     (Role::Classifier, "classifier.out_proj"),
+    (Role::Classifier, "classifier"),
     (Role::Embedding, "model.embeddings.word_embeddings"),
     (Role::Positions, "model.embeddings.position_embeddings"),
     (Role::TokenTypes, "model.embeddings.token_type_embeddings"),
@@ -69,7 +55,7 @@ pub(super) const ROBERTA: Architecture = Architecture {
     model_types: &["roberta", "camembert"],
     class: "RobertaModel",
     gguf: "roberta",
-    names: ROBERTA_NAMES,
+    names: NAMES,
     from_hf: |fields| from_hf("roberta", fields, padding(fields)?),
     from_gguf: no_gguf,
 };
@@ -78,7 +64,7 @@ pub(super) const XLM_ROBERTA: Architecture = Architecture {
     model_types: &["xlm-roberta"],
     class: "XLMRobertaModel",
     gguf: "xlm-roberta",
-    names: ROBERTA_NAMES,
+    names: NAMES,
     from_hf: |fields| from_hf("xlm-roberta", fields, padding(fields)?),
     from_gguf: no_gguf,
 };
