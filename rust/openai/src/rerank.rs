@@ -196,7 +196,7 @@ mod tests {
             (r#"{"documents": ["a"]}"#, "query"),
             (r#"{"query": "q"}"#, "documents"),
             (r#"{"query": "q", "documents": []}"#, "documents"),
-            (r#"{"query": "q", "documents": [1]}"#, "documents"),
+            (r#"{"query": "q", "documents": [1]}"#, "documents[0]"),
             (r#"{"query": "q", "documents": ["a"], "top_n": 0}"#, "top_n"),
             (r#"{"query": "q", "documents": ["a"], "max_chunks_per_doc": 4}"#, "max_chunks_per_doc"),
             (r#"{"query": "q", "documents": ["a"], "truncate_prompt_tokens": 0}"#, "truncate_prompt_tokens"),

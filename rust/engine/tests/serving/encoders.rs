@@ -358,8 +358,8 @@ fn norms_as_tensorflow_called_them_are_read() {
     check(&open(&dir).unwrap(), "bert");
 }
 
-/// A golden as llama.cpp's converter writes it: what is left of names, and words that begin with a visible space. Of one tensor and
-/// its bias 10 rows are left.
+/// A golden as llama.cpp's converter writes it: what is left of names, and words that begin with a visible space. Of one tensor
+/// and its bias 10 rows are left.
 fn write_gguf(name: &str, path: &std::path::Path, pooling_type: u32, cut: &str) {
     const F32: u32 = 6;
     const BOOL: u32 = 7;
