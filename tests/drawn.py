@@ -15,6 +15,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +60,21 @@ def drawn_weight(name: str, shape: list[int], part: str | None = None) -> np.nda
     return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).reshape(shape)
 
 
-def write_model(name: str, folder: Path) -> None:
-    """The files of a golden's model: its weights in float32, and the tokenizer of a tiny model with as many tokens."""
-    golden = DRAWN / name
+def write_weights(golden: Path, folder: Path, part: Callable[[str], str] = str) -> None:
+    """The weights of a golden in float32; `part` makes of a name what it says of the weight."""
     header, parts, end = {}, [], 0
     for tensor, shape in json.loads((golden / "tensors.json").read_text()).items():
         begin, end = end, end + 4 * int(np.prod(shape, dtype=np.int64))
         header[tensor] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
-        parts.append(drawn_weight(tensor, shape).tobytes())
+        parts.append(drawn_weight(tensor, shape, part(tensor)).tobytes())
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"".join(parts))
+
+
+def write_model(name: str, folder: Path) -> None:
+    """The files of a golden's model: its weights in float32, and the tokenizer of a tiny model with as many tokens."""
+    golden = DRAWN / name
+    write_weights(golden, folder)
     for file in (golden / "config.json", TOKENIZER):
         shutil.copy(file, folder)
 
@@ -153,10 +159,10 @@ def make(name: str, config_file: Path) -> None:
         (target / file).write_text(json.dumps(value, separators=(",", ":")) + "\n")
 
 
-def pack() -> None:
-    """One archive of all; like files lie beside each other, so that they share what they have in common."""
-    files = sorted(DRAWN.glob("*/*.json"), key=lambda path: (path.name, path.parent.name))
-    with tarfile.open(GOLDEN / "drawn.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
+def pack(folder: Path) -> None:
+    """One archive of all in a folder; like files lie beside each other, so that they share what they have in common."""
+    files = sorted(folder.rglob("*.json"), key=lambda path: (path.name, str(path)))
+    with tarfile.open(GOLDEN / f"{folder.name}.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
         for path in files:
             data = path.read_bytes()
             entry = tarfile.TarInfo(str(path.relative_to(GOLDEN)))
@@ -176,7 +182,7 @@ def main() -> None:
         unpack()
         make(arguments.name, arguments.config)
     if arguments.pack:
-        pack()
+        pack(DRAWN)
 
 
 if __name__ == "__main__":

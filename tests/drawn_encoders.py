@@ -7,15 +7,13 @@ It needs torch, Transformers and sentence-transformers.
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from drawn import drawn_weight
+from drawn import drawn_weight, pack
 from goldens import GOLDEN, unpack
 
 ENCODERS = GOLDEN / "encoders"
@@ -189,24 +187,13 @@ def scorer(name: str) -> None:
         keep(Path(saved), name, shapes, golden)
 
 
-def pack() -> None:
-    """One archive of all; like files lie beside each other, so that they share what they have in common."""
-    files = sorted(ENCODERS.rglob("*.json"), key=lambda path: (path.name, str(path)))
-    with tarfile.open(GOLDEN / "encoders.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
-        for path in files:
-            data = path.read_bytes()
-            entry = tarfile.TarInfo(str(path.relative_to(GOLDEN)))
-            entry.size, entry.mode = len(data), 0o644
-            archive.addfile(entry, io.BytesIO(data))
-
-
 def main() -> None:
     unpack()
     for name in MODELS:
         embedder(name)
     for name in SCORERS:
         scorer(name)
-    pack()
+    pack(ENCODERS)
 
 
 if __name__ == "__main__":

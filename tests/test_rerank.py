@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import GOLDEN, runner_of, wait_until_idle
-from drawn import drawn_weight
+from drawn import write_weights
 from test_server import Server, serving
 
 from mistral_paged import EmbeddingRequest, ModelDType, RerankRequest, Runner, Which
@@ -29,14 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("bert", "bert-rerank"):
         copy = place / name
         shutil.copytree(GOLDEN / "encoders" / name, copy, ignore=shutil.ignore_patterns("*.safetensors"))
-        header, parts, end = {}, [], 0
-        for tensor, shape in json.loads((copy / "tensors.json").read_text()).items():
-            data = drawn_weight(tensor, shape, tensor.lower()).tobytes()
-            begin, end = end, end + len(data)
-            header[tensor] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
-            parts.append(data)
-        text = json.dumps(header).encode()
-        (copy / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"".join(parts))
+        write_weights(copy, copy, str.lower)
     return place
 
 

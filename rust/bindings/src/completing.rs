@@ -15,22 +15,30 @@ use crate::{
 
 /// Submits a request for each input and waits for the vectors. Leaving early cancels.
 pub fn embed(py: Python<'_>, engine: &Engine, request: EmbeddingRequest) -> PyResult<Vec<Vec<f32>>> {
-    let (engine, dimensions) = (engine.clone(), request.dimensions);
+    let dimensions = request.dimensions;
     let num_bytes = request.inputs.iter().map(EmbeddingInput::text_bytes).sum();
-    let streams = enter_long(py, num_bytes, move || {
-        engine.embedding_requests(request)?.into_iter().map(|request| engine.submit(request)).collect::<Result<Vec<_>, _>>()
-    })?;
-    streams.into_iter().map(|stream| vector(finish(py, stream)?, dimensions)).collect()
+    vectors(py, engine, (num_bytes, dimensions), move |engine| engine.embedding_requests(request))
 }
 
 /// Submits a request for each document and waits for the scores. Leaving early cancels.
 pub fn rerank(py: Python<'_>, engine: &Engine, request: RerankRequest) -> PyResult<Vec<f32>> {
+    let num_bytes = request.text_bytes();
+    let scores = vectors(py, engine, (num_bytes, None), move |engine| engine.rerank_requests(request))?;
+    Ok(scores.into_iter().flatten().collect())
+}
+
+/// Submits all that `made` makes of so many bytes of text; each vector is cut to the dimensions.
+fn vectors(
+    py: Python<'_>,
+    engine: &Engine,
+    (num_bytes, dimensions): (usize, Option<usize>),
+    made: impl FnOnce(&Engine) -> Result<Vec<GenerationRequest>, EngineError> + Send + 'static,
+) -> PyResult<Vec<Vec<f32>>> {
     let engine = engine.clone();
-    let streams = enter_long(py, request.text_bytes(), move || {
-        engine.rerank_requests(request)?.into_iter().map(|request| engine.submit(request)).collect::<Result<Vec<_>, _>>()
+    let streams = enter_long(py, num_bytes, move || {
+        made(&engine)?.into_iter().map(|request| engine.submit(request)).collect::<Result<Vec<_>, _>>()
     })?;
-    let score = |stream| Ok(vector(finish(py, stream)?, None)?.first().copied().unwrap_or_default());
-    streams.into_iter().map(score).collect()
+    streams.into_iter().map(|stream| vector(finish(py, stream)?, dimensions)).collect()
 }
 
 /// The vector that a request has ended with.

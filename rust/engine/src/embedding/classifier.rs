@@ -75,16 +75,9 @@ pub(crate) fn of_folder(
         activation: HeadActivation::Identity,
         has_norm: false,
     };
-    Ok(Some(EmbeddingConfig {
-        pooling,
-        heads: before.into_iter().chain([classifier]).collect(),
-        prompts: Vec::new(),
-        default_prompt: None,
-        max_input_len,
-        lower_case,
-        dimensions: num_labels,
-        score: Some(activation(dir, &fields)?),
-    }))
+    let heads = before.into_iter().chain([classifier]).collect();
+    let scores = EmbeddingConfig::scores(pooling, heads, activation(dir, &fields)?);
+    Ok(Some(EmbeddingConfig { max_input_len, lower_case, ..scores }))
 }
 
 /// What scores become: sentence-transformers keeps it in a file of its own, and before in config.json, in one place or another.

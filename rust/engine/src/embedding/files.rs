@@ -387,16 +387,8 @@ fn scores_of_gguf(fields: &GgufFields<'_>, decoder: &DecoderConfig) -> Result<Em
         return Err(EngineError::NotSupported(text));
     }
     heads.push(classifier);
-    Ok(EmbeddingConfig {
-        pooling: if decoder.sees_ahead() { Pooling::Cls } else { Pooling::Last },
-        heads,
-        prompts: Vec::new(),
-        default_prompt: None,
-        max_input_len: None,
-        lower_case: false,
-        dimensions: 1,
-        score: Some(ScoreActivation::Identity),
-    })
+    let pooling = if decoder.sees_ahead() { Pooling::Cls } else { Pooling::Last };
+    Ok(EmbeddingConfig::scores(pooling, heads, ScoreActivation::Identity))
 }
 
 /// Adds the weights of heads to those of the decoder.

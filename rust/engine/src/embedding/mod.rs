@@ -13,7 +13,7 @@ pub(crate) use classifier::of_folder as scores_of_folder;
 pub(crate) use files::{add_heads, of_folder, of_gguf};
 pub(crate) use head::{Embedder, Head, buffer_bytes};
 pub use request::{EmbeddingInput, EmbeddingRequest, Truncation, shorten};
-pub use rerank::{RerankRequest, score_of};
+pub use rerank::RerankRequest;
 
 use device::Activation;
 
@@ -162,6 +162,20 @@ impl HeadConfig {
 }
 
 impl EmbeddingConfig {
+    /// Of a model that scores pairs of texts; its last head has one value.
+    pub(crate) fn scores(pooling: Pooling, heads: Vec<HeadConfig>, activation: ScoreActivation) -> Self {
+        Self {
+            pooling,
+            heads,
+            prompts: Vec::new(),
+            default_prompt: None,
+            max_input_len: None,
+            lower_case: false,
+            dimensions: 1,
+            score: Some(activation),
+        }
+    }
+
     /// Whether the vector is made of more than the hidden state of the last token.
     pub(crate) fn needs_all_tokens(&self) -> bool {
         self.pooling != Pooling::Last

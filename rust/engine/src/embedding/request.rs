@@ -162,7 +162,13 @@ impl Engine {
     /// Those of [`Self::embedding_requests`]; [`EngineError::Internal`] where a step fails.
     pub fn embed(&self, request: EmbeddingRequest) -> Result<Vec<Vec<f32>>, EngineError> {
         let dimensions = request.dimensions;
-        let requests = self.embedding_requests(request)?;
+        let mut vectors = self.vectors(self.embedding_requests(request)?)?;
+        vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
+        Ok(vectors)
+    }
+
+    /// What requests for vectors end with, in their order.
+    pub(super) fn vectors(&self, requests: Vec<GenerationRequest>) -> Result<Vec<Vec<f32>>, EngineError> {
         let streams: Vec<_> = requests.into_iter().map(|request| self.submit(request)).collect::<Result<_, _>>()?;
         let vector = |stream: crate::RequestStream| {
             let mut completion = stream.wait()?;
@@ -170,9 +176,7 @@ impl Engine {
                 return Err(why);
             }
             let vector = completion.choices.first_mut().and_then(|choice| choice.vector.take());
-            let mut vector = vector.ok_or_else(|| EngineError::Internal("a request ended before its vector".into()))?;
-            shorten(&mut vector, dimensions);
-            Ok(vector)
+            vector.ok_or_else(|| EngineError::Internal("a request ended before its vector".into()))
         };
         streams.into_iter().map(vector).collect()
     }

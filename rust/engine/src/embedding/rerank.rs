@@ -1,9 +1,7 @@
 //! What callers ask of a model that scores pairs of texts.
 
 use super::Truncation;
-use crate::{
-    Completion, Engine, EngineError, GenerationRequest, OutputKind, Prompt, RequestStream, SamplingParams, ServiceParams,
-};
+use crate::{Engine, EngineError, GenerationRequest, OutputKind, Prompt, SamplingParams, ServiceParams};
 
 /// Texts to be scored, each by how well it answers a query.
 #[derive(Clone, Debug, Default)]
@@ -26,7 +24,7 @@ impl RerankRequest {
 }
 
 impl Engine {
-    /// A request for each document, whose score [`score_of`] gives. Tokenizes on this thread.
+    /// A request for each document, whose score is the one value of [`crate::CompletionChoice::vector`]. Tokenizes on this thread.
     ///
     /// # Errors
     /// [`EngineError::InvalidArgument`]: the model does not score pairs. [`EngineError::PromptTooLong`]: a document has too many
@@ -81,21 +79,7 @@ impl Engine {
     /// # Errors
     /// Those of [`Self::rerank_requests`]; [`EngineError::Internal`] where a step fails.
     pub fn rerank(&self, request: RerankRequest) -> Result<Vec<f32>, EngineError> {
-        let requests = self.rerank_requests(request)?;
-        let streams: Vec<_> = requests.into_iter().map(|request| self.submit(request)).collect::<Result<_, _>>()?;
-        streams.into_iter().map(RequestStream::wait).map(|completion| score_of(&completion?)).collect()
+        let scores = self.vectors(self.rerank_requests(request)?)?;
+        Ok(scores.into_iter().flatten().collect())
     }
-}
-
-/// The score that a request has ended with.
-///
-/// # Errors
-/// Why there is none.
-pub fn score_of(completion: &Completion) -> Result<f32, EngineError> {
-    if let Some(why) = completion.failure() {
-        return Err(why);
-    }
-    let vector = completion.choices.first().and_then(|choice| choice.vector.as_ref());
-    let score = vector.and_then(|vector| vector.first().copied());
-    score.ok_or_else(|| EngineError::Internal("a request ended before its score".into()))
 }
