@@ -161,7 +161,7 @@ def make(name: str, config_file: Path) -> None:
 
 def pack(folder: Path) -> None:
     """One archive of all in a folder; like files lie beside each other, so that they share what they have in common."""
-    files = sorted(folder.rglob("*.json"), key=lambda path: (path.name, str(path)))
+    files = sorted(folder.rglob("*.json"), key=lambda path: (path.name, str(path.parent)))
     with tarfile.open(GOLDEN / f"{folder.name}.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
         for path in files:
             data = path.read_bytes()
