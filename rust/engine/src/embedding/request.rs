@@ -163,7 +163,9 @@ impl Engine {
     pub fn embed(&self, request: EmbeddingRequest) -> Result<Vec<Vec<f32>>, EngineError> {
         let dimensions = request.dimensions;
         let mut vectors = self.vectors(self.embedding_requests(request)?)?;
-        vectors.iter_mut().for_each(|vector| shorten(vector, dimensions));
+        for vector in &mut vectors {
+            shorten(vector, dimensions);
+        }
         Ok(vectors)
     }
 

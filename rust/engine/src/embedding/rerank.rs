@@ -24,7 +24,8 @@ impl RerankRequest {
 }
 
 impl Engine {
-    /// A request for each document, whose score is the one value of [`crate::CompletionChoice::vector`]. Tokenizes on this thread.
+    /// A request for each document, whose score is the one value of [`crate::CompletionChoice::vector`]. Tokenizes on this
+    /// thread.
     ///
     /// # Errors
     /// [`EngineError::InvalidArgument`]: the model does not score pairs. [`EngineError::PromptTooLong`]: a document has too many
