@@ -159,7 +159,7 @@ def test_decoding_goes_on_as_on_the_cpu(cache: str, device: str, long_heads: Whi
 def test_real_models(smollm2_path: Path, gemma3_path: Path, device: str) -> None:
     """A text of known perplexity, by quantized weights."""
     for name, path in (("smollm2", smollm2_path), ("gemma3", gemma3_path)):
-        check_perplexity(Runner(which=Which.GGUF(str(path)), device=device, pa_ctxt_len=4096), name, 768)
+        check_perplexity(Runner(which=Which.GGUF(str(path)), device=device, pa_ctxt_len=4096), name, device, 768)
 
 
 def test_a_batch(name: str, device: str, alone: list[Any]) -> None:
