@@ -328,7 +328,13 @@ struct GroupedArgs {
 };
 
 // What a router makes of its logits.
-enum RouterScoreKind : uint32_t { ROUTER_SOFTMAX = 0, ROUTER_SOFTMAX_OF_CHOSEN = 1, ROUTER_SIGMOID = 2, ROUTER_SPARSEMIXER = 3 };
+enum RouterScoreKind : uint32_t {
+    ROUTER_SOFTMAX = 0,
+    ROUTER_SOFTMAX_OF_CHOSEN = 1,
+    ROUTER_SIGMOID = 2,
+    ROUTER_SPARSEMIXER = 3,
+    ROUTER_SIGMOID_OF_CHOSEN = 4,
+};
 
 // Experts of a layer at most, and groups of them.
 constexpr unsigned MAX_EXPERTS = 1024;
@@ -532,14 +538,14 @@ struct Mamba2Args {
     uint32_t reserved;
 };
 
-// gated_delta_*: the gated delta rule.
+// gated_delta_*, kimi_delta_*: the gated delta rule.
 struct GatedDeltaArgs {
     const float* q;       // [num_rows, num_key_heads * key_dim]
     const float* k;       // [num_rows, num_key_heads * key_dim]
     const float* v;       // [num_rows, num_value_heads * value_dim]
     const float* b;       // [num_rows, num_value_heads]
-    const float* dt;      // [num_rows, num_value_heads]
-    const float* dt_bias; // [num_value_heads]
+    const float* dt;      // [num_rows, num_value_heads]; of kimi_delta_* [num_rows, num_value_heads * key_dim]
+    const float* dt_bias; // [num_value_heads]; of kimi_delta_* [num_value_heads * key_dim]
     const float* a;       // [num_value_heads]
     float* out;           // [num_rows, num_value_heads * value_dim]
     float* states;        // [num_value_heads, key_dim, value_dim] of slot 0
@@ -547,11 +553,11 @@ struct GatedDeltaArgs {
     uint64_t slot_stride;
     uint32_t num_key_heads, num_value_heads, key_dim, value_dim;
     uint32_t is_grouped;  // 1: value heads that follow each other share a key head; 0: each num_key_heads-th does
-    uint32_t reserved;
+    float beta_scale;     // multiplied into sigmoid(b)
 };
 
 // gated_norm: x = rms_norm(x * silu(z)), or x = rms_norm(x) * silu(z), each group of columns with a mean square of its own;
-// or x = x * silu(z). z is multiplied by z_scale first.
+// or x = x * silu(z). z is multiplied by z_scale first; sigmoid(z) may take the place of silu(z).
 struct GatedNormArgs {
     float* x;             // [num_rows, num_groups * group_dim]
     const float* z;       // [num_rows, num_groups * group_dim]
@@ -559,14 +565,16 @@ struct GatedNormArgs {
     uint32_t num_rows, num_groups, group_dim, weight_stride;
     uint32_t gates_first; // 1: the first form
     float eps, z_scale;
-    uint32_t reserved;
+    uint32_t is_sigmoid;  // 1: sigmoid(z)
 };
 
-// sigmoid_gate: x *= sigmoid(gate).
-struct SigmoidGateArgs {
-    float* x;          // [count]
-    const float* gate; // [count]
+// attention_gate: x *= sigmoid(gate), or x *= softplus(gate); each value of the gate is of so many elements of x.
+struct AttentionGateArgs {
+    float* x;             // [count]
+    const float* gate;    // [count / group]
     uint64_t count;
+    uint32_t group;
+    uint32_t is_softplus; // 1: the second form
 };
 
 // What an adapter does to a linear layer. With b it adds a product of low rank; without, columns of the output become products

@@ -49,6 +49,7 @@ MOST_SPILT = {
     "mamba_": 0,
     "mamba2_": 0,
     "gated_delta_": 0,
+    "kimi_delta_": 0,
 }
 
 

@@ -232,7 +232,9 @@ __device__ __forceinline__ void weigh(const RouteArgs& args, unsigned row, const
         const unsigned places = min(num_chosen - begin, 32u);
         if (lane < places) {
             if (!is_short) expert = chosen[begin + lane];
-            weight = args.score == ROUTER_SOFTMAX_OF_CHOSEN ? expf(scores[expert] - scores[first]) : scores[expert];
+            weight = scores[expert];
+            if (args.score == ROUTER_SOFTMAX_OF_CHOSEN) weight = expf(weight - scores[first]);
+            if (args.score == ROUTER_SIGMOID_OF_CHOSEN) weight = sigmoid(weight);
             if (!is_short) weights[begin + lane] = weight;
         }
         for (unsigned place = 0; place < places; place++) sum += __shfl_sync(WHOLE_WARP, weight, place);

@@ -4,8 +4,9 @@
 //   mamba_N         CTA (32 channels, request): the same as mamba2_N, all channels being one head's columns
 //   mamba2_N        CTA (head and 32 columns of it, request): a column a lane, 1 / 8 of the state's rows a warp, in registers
 //   gated_delta_N   the same; N: rows of a state at most
+//   kimi_delta_N    the same, with a decay for each row of a state
 //   gated_norm      CTA: a group of columns of a row
-//   sigmoid_gate    CTA: 1024 elements of a flat list
+//   attention_gate  CTA: 1024 elements of a flat list
 //
 // A prompt passes a state token by token as an answer does, in one order and by the same instructions: so a row has the same bits
 // in any chunk. Eight tokens are read at once, a warp each. What is read and written of a state is 8 bytes a value a step; with
@@ -20,7 +21,7 @@ constexpr unsigned WARPS = 8;
 constexpr unsigned TOKENS = WARPS; // that are read at once
 constexpr unsigned COLUMNS = 32;
 constexpr unsigned NORM_THREADS = 128;
-constexpr unsigned GATED = 1024; // elements of a CTA of sigmoid_gate
+constexpr unsigned GATED = 1024; // elements of a CTA of attention_gate
 
 __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
@@ -250,13 +251,14 @@ __device__ void mamba2(const Mamba2Args& args) {
     slice.store(args.head_dim);
 }
 
-template <unsigned N>
+template <unsigned N, unsigned DECAYS>
 struct GatedDeltaShared {
     float q[TOKENS][N], k[TOKENS][N];
+    float decays[TOKENS][DECAYS];
     float sums[TOKENS][WARPS][COLUMNS];
     float known[2][WARPS][COLUMNS];
     float v[TOKENS][COLUMNS];
-    float beta[TOKENS], decay[TOKENS];
+    float beta[TOKENS];
 };
 
 // Makes a vector one of length `scale`, zeros behind its end; by a warp.
@@ -274,11 +276,13 @@ __device__ __forceinline__ void unit(const float* from, unsigned len, float scal
     for (unsigned i = 0; i < N / 32; i++) to[i * 32 + lane] = x[i] * scale;
 }
 
-template <unsigned N>
+// DECAYS: N with a decay for each row of a state, 4 with one for all.
+template <unsigned N, unsigned DECAYS>
 __device__ void gated_delta(const GatedDeltaArgs& args) {
     constexpr unsigned ROWS = State<N>::ROWS;
+    constexpr bool BY_ROW = DECAYS == N;
     SHARED_MEMORY(memory);
-    auto& shared = *reinterpret_cast<GatedDeltaShared<N>*>(memory);
+    auto& shared = *reinterpret_cast<GatedDeltaShared<N, DECAYS>*>(memory);
     const RecurrentRequest request = args.requests[blockIdx.y];
     if (request.slot == NO_SLOT) return;
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -296,24 +300,32 @@ __device__ void gated_delta(const GatedDeltaArgs& args) {
             unit(args.q + key, args.key_dim, 1.0f / sqrtf(float(args.key_dim)), shared.q[warp]);
             unit(args.k + key, args.key_dim, 1.0f, shared.k[warp]);
             shared.v[warp][lane] = is_there ? args.v[value] : 0.0f;
-            if (lane == 0) {
-                shared.beta[warp] = sigmoid(args.b[rate]);
-                shared.decay[warp] = expf(softplus(args.dt[rate] + args.dt_bias[head]) * args.a[head]);
+            if (lane == 0) shared.beta[warp] = args.beta_scale * sigmoid(args.b[rate]);
+            if constexpr (BY_ROW) {
+                const float* dt = args.dt + rate * args.key_dim;
+                const float* bias = args.dt_bias + size_t(head) * args.key_dim;
+                for (unsigned i = lane; i < N; i += 32) {
+                    shared.decays[warp][i] = i < args.key_dim ? expf(softplus(dt[i] + bias[i]) * args.a[head]) : 0.0f;
+                }
+            } else if (lane == 0) {
+                shared.decays[warp][0] = expf(softplus(args.dt[rate] + args.dt_bias[head]) * args.a[head]);
             }
         }
         __syncthreads();
         // As one body, so that all tokens are computed by the same instructions.
 #pragma unroll 1
         for (unsigned token = 0; token < tokens; token++) {
-            const float decay = shared.decay[token];
+            const float decay = shared.decays[token][0];
             float known = 0.0f, sum = 0.0f;
 #pragma unroll
             for (unsigned i = 0; i < ROWS; i += 4) {
                 const float4 k = *reinterpret_cast<const float4*>(&shared.k[token][warp * ROWS + i]);
-                state.of[i] *= decay;
-                state.of[i + 1] *= decay;
-                state.of[i + 2] *= decay;
-                state.of[i + 3] *= decay;
+                float4 by = make_float4(decay, decay, decay, decay);
+                if constexpr (BY_ROW) by = *reinterpret_cast<const float4*>(&shared.decays[token][warp * ROWS + i]);
+                state.of[i] *= by.x;
+                state.of[i + 1] *= by.y;
+                state.of[i + 2] *= by.z;
+                state.of[i + 3] *= by.w;
                 known = fmaf(state.of[i], k.x, known);
                 known = fmaf(state.of[i + 1], k.y, known);
                 known = fmaf(state.of[i + 2], k.z, known);
@@ -375,15 +387,18 @@ MAMBA(16, 4)
 MAMBA(128, 1)
 MAMBA(256, 1)
 
+#define DELTA(NAME, N, DECAYS, CTAS)                                                                    \
+    WEIGHT_KERNEL(NAME, GatedDeltaArgs, WARPS * 32, sizeof(GatedDeltaShared<N, DECAYS>), CTAS) {        \
+        wait_for_inputs();                                                                              \
+        gated_delta<N, DECAYS>(args);                                                                   \
+    }
 #define SCANS(N, CTAS)                                                                              \
     WEIGHT_KERNEL(mamba2_##N, Mamba2Args, WARPS * 32, sizeof(Mamba2Shared<N>), CTAS) {              \
         wait_for_inputs();                                                                          \
         mamba2<N>(args);                                                                            \
     }                                                                                               \
-    WEIGHT_KERNEL(gated_delta_##N, GatedDeltaArgs, WARPS * 32, sizeof(GatedDeltaShared<N>), CTAS) { \
-        wait_for_inputs();                                                                          \
-        gated_delta<N>(args);                                                                       \
-    }
+    DELTA(gated_delta_##N, N, 4, CTAS)                                                              \
+    DELTA(kimi_delta_##N, N, N, CTAS)
 SCANS(128, 3)
 SCANS(256, 2)
 
@@ -393,7 +408,10 @@ KERNEL(gated_norm, GatedNormArgs, NORM_THREADS, NORM_THREADS / 32 * 4) {
     const size_t at = size_t(blockIdx.x) * args.group_dim;
     float* x = args.x + at;
     const float* z = args.z + at;
-    const auto gate = [&](unsigned i) { return silu(z[i] * args.z_scale); };
+    const auto gate = [&](unsigned i) {
+        const float own = z[i] * args.z_scale;
+        return args.is_sigmoid ? sigmoid(own) : silu(own);
+    };
     if (!args.weight) {
         for (unsigned i = threadIdx.x; i < args.group_dim; i += NORM_THREADS) x[i] *= gate(i);
         return;
@@ -412,7 +430,10 @@ KERNEL(gated_norm, GatedNormArgs, NORM_THREADS, NORM_THREADS / 32 * 4) {
     }
 }
 
-KERNEL(sigmoid_gate, SigmoidGateArgs, 256, 0) {
+KERNEL(attention_gate, AttentionGateArgs, 256, 0) {
     const uint64_t first = uint64_t(blockIdx.x) * GATED + threadIdx.x;
-    for (uint64_t i = first; i < first + GATED && i < args.count; i += 256) args.x[i] *= sigmoid(args.gate[i]);
+    for (uint64_t i = first; i < first + GATED && i < args.count; i += 256) {
+        const float gate = args.gate[i / args.group];
+        args.x[i] *= args.is_softplus ? softplus(gate) : sigmoid(gate);
+    }
 }

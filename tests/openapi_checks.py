@@ -16,6 +16,7 @@ BEYOND_A_SCHEMA = {
     "images_not_supported": "whether a model sees is its own",
     "audio_not_supported": "likewise, whether it hears",
     "embeddings_not_supported": "likewise, whether it makes embeddings",
+    "rerank_not_supported": "likewise, whether it scores pairs",
     "invalid_messages": "the chat template has rules of its own",
 }
 """By the error's code: why a request of the document's form may be refused."""

@@ -88,6 +88,11 @@ CHOICES: dict[str, Sequence[Any]] = {
     "num_shared_experts": (1, 2, 3),
     "router_scaling_factor": (1.0, 2.5, 0.7),
     "route_scale": (1.0, 2.5, 0.7),
+    "moe_routed_scaling_factor": (1.0, 2.5, 0.7),
+    "gating": (True, "per-head", "per-element"),
+    "prefix_dense_intermediate_size": (32, 64, 96),
+    "expert_selection_fn": ("softmax", "sigmoid"),
+    "shared_expert_combination_strategy": ("average", "sum"),
 }
 """What is drawn for a key that a family's configuration has, other than as null."""
 
@@ -109,6 +114,9 @@ SWITCHES = {
     "use_qkv_bias": 0.5,
     "mamba_conv_bias": 0.7,
     "attn_temperature_tuning": 0.7,
+    "use_sandwich_norm": 0.7,
+    "use_attention_gate": 0.7,
+    "linear_allow_neg_eigval": 0.6,
 }
 """How often such a key is true."""
 
@@ -353,6 +361,30 @@ def layers_of_own_bases(config: Config, rng: Random, count: int) -> None:
     config["layer_rope_theta"] = [rng.choice([0, 500.0, 10000.0]) for _ in range(count)]
 
 
+def layers_of_own_heads(config: Config, rng: Random, count: int) -> None:
+    """Laguna: each layer has a number of heads."""
+    any_layers(config, rng, count)
+    kv_heads = config["num_key_value_heads"]
+    config["num_attention_heads_per_layer"] = [kv_heads * rng.choice([1, 2, 4]) for _ in range(count)]
+
+
+def layers_of_both_kinds(config: Config, rng: Random, count: int) -> None:
+    """OLMo Hybrid: Transformers asks for one of each."""
+    config["num_hidden_layers"] = count = max(count, 2)
+    any_layers(config, rng, count)
+    if len(set(config["layer_types"])) == 1:
+        config["layer_types"][:2] = ["linear_attention", "full_attention"]
+
+
+def listed_layers(config: Config, rng: Random, count: int) -> None:
+    """Kimi Linear: lists of layers that count from 1, of which one attends."""
+    full = sorted(set(rng.choices(range(1, count + 1), k=rng.randint(1, 3))))
+    states = config["linear_attn_config"]
+    states |= {"kda_layers": [layer for layer in range(1, count + 1) if layer not in full], "full_attn_layers": full}
+    states |= {"num_heads": rng.choice([1, 2, 3, 5]), "head_dim": rng.choice([8, 16, 24, 64])}
+    states["short_conv_kernel_size"] = rng.choice([2, 3, 4])
+
+
 LAYERS: dict[str, Callable[[Config, Random, int], None]] = {
     "qwen2": last_layers_windowed,
     "qwen3": last_layers_windowed,
@@ -363,6 +395,9 @@ LAYERS: dict[str, Callable[[Config, Random, int], None]] = {
     "qwen3_next": interleaved_layers,
     "granite_swa": layers_of_own_bases,
     "granitemoe_swa": layers_of_own_bases,
+    "laguna": layers_of_own_heads,
+    "olmo_hybrid": layers_of_both_kinds,
+    "kimi_linear": listed_layers,
 }
 
 
@@ -371,6 +406,9 @@ def draw_states(config: Config, rng: Random) -> None:
     if "linear_num_key_heads" in config:
         heads = rng.choice([1, 2, 3])
         config |= {"linear_num_key_heads": heads, "linear_num_value_heads": heads * rng.choice([1, 2, 4])}
+        if config["model_type"] == "olmo_hybrid":
+            # Transformers has a key head for each value head, and saves convolutions right where all have as many channels.
+            config |= {"linear_num_value_heads": heads, "linear_value_head_dim": config["linear_key_head_dim"]}
     if "mamba_d_state" in config:
         inner = config["mamba_expand"] * config["hidden_size"]
         groups = rng.choice([1, 2, 4])
@@ -403,6 +441,8 @@ def draw_experts(config: Config, rng: Random) -> None:
         config["moe_intermediate_size"] = [config["intermediate_size"]] * layers
     elif config["model_type"] == "ernie4_5_moe":
         config["moe_k"] = taken
+    elif config["model_type"] == "kimi_linear":
+        config["num_experts_per_token"] = taken
     elif config["model_type"] == "phimoe":
         config["num_experts_per_tok"] = 2
     elif config["model_type"] == "gemma4_text":

@@ -9,6 +9,8 @@ pub enum RouterScore {
     Softmax,
     /// The softmax over those that were chosen by their logits.
     SoftmaxOfChosen,
+    /// The sigmoid of each of those that were chosen by their logits.
+    SigmoidOfChosen,
     /// The sigmoid of each (DeepSeek-V3, arXiv:2412.19437).
     Sigmoid,
     /// One after the other, each by the softmax over those whose logits are within `2 * jitter` of the largest, relative to the
@@ -55,8 +57,8 @@ impl RoutingRule {
         let mut scores = logits.to_vec();
         match self.score {
             RouterScore::Softmax => softmax(&mut scores),
-            RouterScore::Sigmoid => scores.iter_mut().for_each(|score| *score = 1.0 / (1.0 + (-*score).exp())),
-            RouterScore::SoftmaxOfChosen | RouterScore::Sparsemixer { .. } => {}
+            RouterScore::Sigmoid => scores.iter_mut().for_each(|score| *score = sigmoid(*score)),
+            RouterScore::SoftmaxOfChosen | RouterScore::SigmoidOfChosen | RouterScore::Sparsemixer { .. } => {}
         }
         let mut choice: Vec<f32> = scores.iter().copied().map(comparable).collect();
         for (value, correction) in choice.iter_mut().zip(correction.into_iter().flatten()) {
@@ -69,6 +71,9 @@ impl RoutingRule {
             let best = first_largest(&choice);
             *place = (best, scores[best]);
             choice[best] = f32::NEG_INFINITY;
+        }
+        if self.score == RouterScore::SigmoidOfChosen {
+            chosen.iter_mut().for_each(|(_, weight)| *weight = sigmoid(*weight));
         }
         if self.score == RouterScore::SoftmaxOfChosen {
             let mut weights: Vec<_> = chosen.iter().map(|(_, score)| *score).collect();
@@ -116,6 +121,10 @@ fn sparsemixer(logits: &[f32], jitter: f32, chosen: &mut [(usize, f32)]) {
         *place = (best, 1.0 / near.map(|(left, _)| (left - largest).exp()).sum::<f32>());
         left[best] = f32::NEG_INFINITY;
     }
+}
+
+fn sigmoid(logit: f32) -> f32 {
+    1.0 / (1.0 + (-logit).exp())
 }
 
 fn softmax(values: &mut [f32]) {
@@ -322,6 +331,7 @@ mod tests {
                 RouterScore::Softmax,
                 RouterScore::Sigmoid,
                 RouterScore::SoftmaxOfChosen,
+                RouterScore::SigmoidOfChosen,
                 RouterScore::Sparsemixer { jitter: 0.1 },
             ] {
                 for logits in [[bad; 4], [1.0, bad, 2.0, bad]] {

@@ -52,7 +52,8 @@ pub use latent::{LatentArgs, LatentAttention, LatentPhases, LatentQuery};
 pub use lora::{Adapter, AdapterRows, EmbeddingDelta, EmbeddingProduct, LinearDelta, LowRank, Magnitude};
 pub use quant::GgmlType;
 pub use recurrent::{
-    Conv, DeviceStates, GatedDelta, Mamba, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache,
+    Conv, DeviceStates, GateActivation, GatedDelta, Mamba, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv,
+    StateCache,
 };
 pub use sampling::{RowSampling, SampledRow};
 pub use streams::{MAX_STREAMS, StreamArgs, StreamPhases};

@@ -115,8 +115,9 @@ pub struct Mamba2 {
 }
 
 /// `S = exp(a * softplus(dt + dt_bias)) * S`, then `S += k (beta * (v - S^T k))^T` and `y = S^T q` of each value head, with
-/// `beta = sigmoid(b)`, keys and queries of length 1, and queries divided by the square root of their elements; then a norm of
-/// each head, times `silu(z)`.
+/// `beta = beta_scale * sigmoid(b)`, keys and queries of length 1, and queries divided by the square root of their elements; then
+/// a norm of each head, times `silu(z)`. In Kimi Delta Attention (arXiv:2510.26692) each row of S has a dt of its own, z and dt
+/// are products of thin matrices, and the gate is `sigmoid(z)`.
 pub struct GatedDelta {
     /// `[num_key_heads * key_dim, hidden_size]`.
     pub q: Linear,
@@ -124,18 +125,22 @@ pub struct GatedDelta {
     pub k: Linear,
     /// `[num_value_heads * value_dim, hidden_size]`.
     pub v: Linear,
-    /// `[num_value_heads * value_dim, hidden_size]`: the gate.
+    /// `[num_value_heads * value_dim, hidden_size]`, or behind its thin matrix `[num_value_heads * value_dim, rank]`: the gate.
     pub z: Linear,
     /// `[num_value_heads, hidden_size]`.
     pub b: Linear,
-    /// `[num_value_heads, hidden_size]`.
+    /// `[num_value_heads, hidden_size]`, or behind its thin matrix `[num_value_heads * key_dim, rank]`.
     pub dt: Linear,
+    /// Of Kimi Delta Attention, what z and dt are made of: `[rank, hidden_size]` each.
+    pub down: Option<[Linear; 2]>,
     /// Over q, k and v, before SiLU.
     pub convs: [Conv; 3],
-    /// `[num_value_heads]`.
+    /// As many as dt has rows.
     pub dt_bias: Constant,
     /// `[num_value_heads]`, negative.
     pub a: Constant,
+    /// 2 where a state may change its sign; else 1.
+    pub beta_scale: f32,
     /// `[value_dim]`.
     pub norm: Norm,
     /// Heads of keys and queries.
@@ -169,6 +174,11 @@ impl GatedDelta {
     /// Elements of a value.
     pub fn value_dim(&self) -> usize {
         self.v.out_features / self.num_value_heads
+    }
+
+    /// Whether each row of a state has a decay of its own.
+    pub fn decays_by_row(&self) -> bool {
+        self.down.is_some()
     }
 
     /// The key head of a value head.
@@ -329,13 +339,39 @@ impl StateCache {
     }
 }
 
+/// What a gate of attention passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateActivation {
+    /// `sigmoid(gate)`.
+    Sigmoid,
+    /// `softplus(gate)`, which may be more than 1.
+    Softplus,
+}
+
+/// Elements of `x` that each value of its gate is of.
+///
+/// # Panics
+/// When they have other numbers of rows, or the columns of `x` are no multiple of those of the gate.
+pub(crate) fn gate_group(x: &Tensor, gate: &Tensor) -> usize {
+    assert!(
+        x.rows() == gate.rows() && gate.cols() > 0 && x.cols().is_multiple_of(gate.cols()),
+        "a gate of {} rows and {} columns for {} and {}",
+        gate.rows(),
+        gate.cols(),
+        x.rows(),
+        x.cols()
+    );
+    x.cols() / gate.cols()
+}
+
 /// Layers that keep a state, and gates of what attention gives.
 pub trait RecurrentPhases {
     /// All of a recurrent layer but the output projection. The states of the step's requests go on to behind their last rows.
     fn recurrent(&self, args: RecurrentArgs<'_>, step: &StepMetadata);
 
-    /// `x *= sigmoid(gate)`, element by element.
-    fn gate(&self, x: &mut Tensor, gate: &Tensor);
+    /// Multiplies `x`, `[num_tokens, width]`, by what its gate passes, `[num_tokens, width]` or one value for as many elements
+    /// that follow each other, `[num_tokens, num_heads]`.
+    fn gate(&self, x: &mut Tensor, gate: &Tensor, activation: GateActivation);
 
     /// Rows that the matrix of a state may have: [`Mamba::state_dim`], [`Mamba2::state_dim`], [`GatedDelta::key_dim`].
     fn max_state_rows(&self) -> usize {

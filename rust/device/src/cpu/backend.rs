@@ -4,9 +4,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
     Activation, AdapterRows, AttentionArgs, Backend, BackendInfo, CacheEngine, DType, Device, DeviceError, ElementwisePhases,
-    EmbedArgs, EmbeddingTable, ExpertArgs, ExpertPhases, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases, Linear,
-    LinearOptions, Norm, Phases, Precision, Projection, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, StepMetadata,
-    StreamPhases, Tensor, TokenMask, WeightView, WorkspaceShape,
+    EmbedArgs, EmbeddingTable, ExpertArgs, ExpertPhases, GateActivation, GateUpArgs, KvCacheSpec, LatentArgs, LatentPhases,
+    Linear, LinearOptions, Norm, Phases, Precision, Projection, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs,
+    StepMetadata, StreamPhases, Tensor, TokenMask, WeightView, WorkspaceShape, recurrent::gate_group,
 };
 
 use super::{
@@ -15,7 +15,7 @@ use super::{
     latent::{self, LatentScratch},
     linear::{
         self, ExpertScratch, LinearContext, LinearScratch,
-        elementwise::{activate_row, gate_row, normed_row, sigmoid_gate},
+        elementwise::{activate_row, attention_gate, gate_row, normed_row},
     },
     recurrent::{self, RecurrentScratch},
     reference,
@@ -100,8 +100,9 @@ impl RecurrentPhases for CpuBackend {
         recurrent::recurrent(context, &mut linear, &mut scratch, args, step);
     }
 
-    fn gate(&self, x: &mut Tensor, gate: &Tensor) {
-        sigmoid_gate(self.isa, x.as_mut_slice(), gate.as_slice());
+    fn gate(&self, x: &mut Tensor, gate: &Tensor, activation: GateActivation) {
+        gate_group(x, gate);
+        attention_gate(self.isa, x.as_mut_slice(), gate.as_slice(), activation);
     }
 }
 

@@ -8,13 +8,13 @@ mod mamba;
 use std::ops::Range;
 
 use crate::{
-    Activation, Conv, GatedDelta, Linear, Mamba2, Norm, Projection, Recurrent, RecurrentArgs, ShortConv, StateCache,
-    StepMetadata, Tensor, WorkspaceShape,
+    Activation, Conv, GateActivation, GatedDelta, Linear, Mamba2, Norm, Projection, Recurrent, RecurrentArgs, ShortConv,
+    StateCache, StepMetadata, Tensor, WorkspaceShape,
 };
 
 use super::linear::{
     Buffer, LinearContext, LinearScratch,
-    elementwise::{activate_row, gate_row, norm_row, per_isa, sum},
+    elementwise::{self, activate_row, attention_gate, gate_row, norm_row, per_isa, sum},
     norm_linear,
     out::SharedOut,
 };
@@ -26,7 +26,7 @@ const CHANNELS: usize = 256;
 #[derive(Default)]
 pub struct RecurrentScratch {
     /// What is projected.
-    projected: [Buffer; 6],
+    projected: [Buffer; 8],
     /// What convolutions give.
     mixed: [Buffer; 3],
 }
@@ -148,12 +148,11 @@ pub fn recurrent(
         let mut projections: Vec<_> = outputs.iter_mut().map(|(linear, out)| Projection { linear, out }).collect();
         norm_linear(context, linear, x, norm, &mut projections);
     };
-    let mut project = |outputs: &mut [(&Linear, &mut Tensor)]| multiply((hidden, norm), outputs);
     match weights {
         Recurrent::Mamba(weights) => mamba::mamba(&run, &mut multiply, (hidden, norm), scratch, weights, out),
-        Recurrent::ShortConv(weights) => short_conv(&run, &mut project, scratch, weights, out),
-        Recurrent::Mamba2(weights) => mamba2(&run, &mut project, scratch, weights, out),
-        Recurrent::GatedDelta(weights) => gated_delta(&run, &mut project, scratch, weights, out),
+        Recurrent::ShortConv(weights) => short_conv(&run, &mut multiply, (hidden, norm), scratch, weights, out),
+        Recurrent::Mamba2(weights) => mamba2(&run, &mut multiply, (hidden, norm), scratch, weights, out),
+        Recurrent::GatedDelta(weights) => gated_delta(&run, &mut multiply, (hidden, norm), scratch, weights, out),
     }
 }
 
@@ -163,25 +162,36 @@ type Input<'a> = (&'a Tensor, Option<&'a Norm>);
 /// Multiplies rows by matrices.
 type Multiply<'a> = &'a mut dyn FnMut(Input<'_>, &mut [(&Linear, &mut Tensor)]);
 
-/// Multiplies the hidden state by matrices.
-type Project<'a> = &'a mut dyn FnMut(&mut [(&Linear, &mut Tensor)]);
-
-fn short_conv(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScratch, weights: &ShortConv, out: &mut Tensor) {
+fn short_conv(
+    run: &Run<'_>,
+    project: Multiply<'_>,
+    input: Input<'_>,
+    scratch: &mut RecurrentScratch,
+    weights: &ShortConv,
+    out: &mut Tensor,
+) {
     let rows = out.rows();
     let [b, c, x, ..] = scratch.projected.each_mut().map(|buffer| buffer.rows(rows, weights.conv.num_channels));
-    project(&mut [(&weights.b, &mut *b), (&weights.c, &mut *c), (&weights.x, &mut *x)]);
+    project(input, &mut [(&weights.b, &mut *b), (&weights.c, &mut *c), (&weights.x, &mut *x)]);
     multiply(run.context.isa, x.as_mut_slice(), b.as_slice());
     run.convolve(&weights.conv, 0, x, out, None);
     multiply(run.context.isa, out.as_mut_slice(), c.as_slice());
 }
 
-fn mamba2(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScratch, weights: &Mamba2, out: &mut Tensor) {
+fn mamba2(
+    run: &Run<'_>,
+    project: Multiply<'_>,
+    input: Input<'_>,
+    scratch: &mut RecurrentScratch,
+    weights: &Mamba2,
+    out: &mut Tensor,
+) {
     let (rows, isa) = (out.rows(), run.context.isa);
     let Mamba2 { num_heads, num_groups, state_dim, scales: [z_scale, dt_scale], .. } = *weights;
     let (dim, width, channels) = (weights.head_dim(), weights.z.out_features, weights.conv.num_channels);
     let [z, xbc, dt, ..] = &mut scratch.projected;
     let (z, xbc, dt) = (z.rows(rows, width), xbc.rows(rows, channels), dt.rows(rows, num_heads));
-    project(&mut [(&weights.z, &mut *z), (&weights.xbc, &mut *xbc), (&weights.dt, &mut *dt)]);
+    project(input, &mut [(&weights.z, &mut *z), (&weights.xbc, &mut *xbc), (&weights.dt, &mut *dt)]);
     let mixed = scratch.mixed[0].rows(rows, channels);
     run.convolve(&weights.conv, 0, xbc, mixed, Some(Activation::Silu));
     let (mixed, offset) = (&*mixed, weights.conv.state_len());
@@ -231,22 +241,33 @@ fn norm_groups(norm: &Norm, num_groups: usize, row: &mut [f32]) {
     }
 }
 
-fn gated_delta(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScratch, weights: &GatedDelta, out: &mut Tensor) {
+fn gated_delta(
+    run: &Run<'_>,
+    project: Multiply<'_>,
+    input: Input<'_>,
+    scratch: &mut RecurrentScratch,
+    weights: &GatedDelta,
+    out: &mut Tensor,
+) {
     let (rows, isa) = (out.rows(), run.context.isa);
     let GatedDelta { num_key_heads, num_value_heads, .. } = *weights;
     let (key_dim, dim, width) = (weights.key_dim(), weights.value_dim(), weights.v.out_features);
     let keys = num_key_heads * key_dim;
-    let [q, k, v, z, b, dt] = &mut scratch.projected;
+    let [q, k, v, z, b, dt, z_down, dt_down] = &mut scratch.projected;
     let (q, k, v, z) = (q.rows(rows, keys), k.rows(rows, keys), v.rows(rows, width), z.rows(rows, width));
-    let (b, dt) = (b.rows(rows, num_value_heads), dt.rows(rows, num_value_heads));
-    project(&mut [
-        (&weights.q, &mut *q),
-        (&weights.k, &mut *k),
-        (&weights.v, &mut *v),
-        (&weights.z, &mut *z),
-        (&weights.b, &mut *b),
-        (&weights.dt, &mut *dt),
-    ]);
+    let (b, dt) = (b.rows(rows, num_value_heads), dt.rows(rows, weights.dt.out_features));
+    let (of_q, of_k, of_v, of_b) = ((&weights.q, &mut *q), (&weights.k, &mut *k), (&weights.v, &mut *v), (&weights.b, &mut *b));
+    let (of_z, of_dt) = ((&weights.z, &mut *z), (&weights.dt, &mut *dt));
+    match &weights.down {
+        None => project(input, &mut [of_q, of_k, of_v, of_z, of_b, of_dt]),
+        Some([z_rows, dt_rows]) => {
+            let z_down = z_down.rows(rows, z_rows.out_features);
+            let dt_down = dt_down.rows(rows, dt_rows.out_features);
+            project(input, &mut [of_q, of_k, of_v, (z_rows, &mut *z_down), of_b, (dt_rows, &mut *dt_down)]);
+            project((&*z_down, None), &mut [of_z]);
+            project((&*dt_down, None), &mut [of_dt]);
+        }
+    }
     let [mixed_q, mixed_k, mixed_v] = &mut scratch.mixed;
     let (mixed_q, mixed_k, mixed_v) = (mixed_q.rows(rows, keys), mixed_k.rows(rows, keys), mixed_v.rows(rows, width));
     let mut offset = 0;
@@ -276,18 +297,27 @@ fn gated_delta(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScrat
         let first = offset + head * key_dim * dim;
         // SAFETY: each head has a state of its own.
         let state = unsafe { run.state(request, first..first + key_dim * dim) };
-        let (key_head, mut change) = (weights.key_head(head) * key_dim, vec![0.0; dim]);
+        let (key_head, mut change, mut decays) = (weights.key_head(head) * key_dim, vec![0.0; dim], vec![0.0; key_dim]);
         for row in run.rows(request) {
             let [q, k] = [mixed_q, mixed_k].map(|mixed| &mixed.row(row)[key_head..key_head + key_dim]);
             let v = &mixed_v.row(row)[head * dim..(head + 1) * dim];
-            let beta = 1.0 / (1.0 + (-b.row(row)[head]).exp());
-            let decay = (softplus(dt.row(row)[head] + weights.dt_bias[head]) * weights.a[head]).exp();
+            let beta = weights.beta_scale / (1.0 + (-b.row(row)[head]).exp());
+            if weights.decays_by_row() {
+                let own = head * key_dim..(head + 1) * key_dim;
+                decay_rows(isa, &dt.row(row)[own.clone()], &weights.dt_bias[own], weights.a[head], &mut decays);
+            } else {
+                decays.fill((softplus(dt.row(row)[head] + weights.dt_bias[head]) * weights.a[head]).exp());
+            }
             // SAFETY: each head has columns of its own.
             let out = unsafe { shared.part(row * width + head * dim, dim) };
-            update(isa, state, [decay, beta], [q, k, v], &mut change, out);
+            update(isa, state, (&decays, beta), [q, k, v], &mut change, out);
             norm_in_place(isa, &weights.norm, out, &mut change);
         }
     });
+    if weights.down.is_some() {
+        attention_gate(isa, out.as_mut_slice(), z.as_slice(), GateActivation::Sigmoid);
+        return;
+    }
     for row in 0..rows {
         let gate = z.row_mut(row);
         gate_row(isa, Activation::Silu, gate, out.row(row));
@@ -330,11 +360,18 @@ fn scan_body(state: &mut [f32], decay: f32, step: f32, x: &[f32], [b, c]: [&[f32
     }
 }
 
-/// `state` is `[key_dim, value_dim]`; `change` is overwritten.
 #[inline(always)]
-fn update_body(state: &mut [f32], [decay, beta]: [f32; 2], [q, k, v]: [&[f32]; 3], change: &mut [f32], out: &mut [f32]) {
+fn decay_rows_body(dt: &[f32], bias: &[f32], a: f32, decays: &mut [f32]) {
+    for ((decay, dt), bias) in decays.iter_mut().zip(dt).zip(bias) {
+        *decay = elementwise::exp(elementwise::softplus(dt + bias) * a);
+    }
+}
+
+/// `state` is `[key_dim, value_dim]`, decays are `[key_dim]`; `change` is overwritten.
+#[inline(always)]
+fn update_body(state: &mut [f32], (decays, beta): (&[f32], f32), [q, k, v]: [&[f32]; 3], change: &mut [f32], out: &mut [f32]) {
     change.fill(0.0);
-    for (state, k) in state.chunks_exact_mut(v.len()).zip(k) {
+    for ((state, k), decay) in state.chunks_exact_mut(v.len()).zip(k).zip(decays) {
         for (state, known) in state.iter_mut().zip(&mut *change) {
             *state *= decay;
             *known += *state * k;
@@ -365,6 +402,10 @@ per_isa!(
     scan = scan_body(state: &mut [f32], decay: f32, step: f32, x: &[f32], bc: [&[f32]; 2], out: &mut [f32])
 );
 per_isa!(
+    /// What each row of a state is multiplied by.
+    decay_rows = decay_rows_body(dt: &[f32], bias: &[f32], a: f32, decays: &mut [f32])
+);
+per_isa!(
     /// A token of a head of the gated delta rule.
-    update = update_body(state: &mut [f32], rates: [f32; 2], qkv: [&[f32]; 3], change: &mut [f32], out: &mut [f32])
+    update = update_body(state: &mut [f32], rates: (&[f32], f32), qkv: [&[f32]; 3], change: &mut [f32], out: &mut [f32])
 );

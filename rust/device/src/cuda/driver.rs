@@ -6,11 +6,11 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::kernel_args::{
-    AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, DevicePtr, ElementType,
-    EmbedArgs, FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupTile,
-    GroupedArgs, LatentAttentionArgs, LatentCacheArgs, LayerInputsArgs, LoraArgs, LoraDelta, LoraEmbedArgs, LoraEmbedding,
-    LoraRow, LoraTile, Mamba2Args, MambaArgs, NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RecurrentRequest,
-    RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, SampleRow, ScaleAndClampArgs, SigmoidGateArgs, StreamRowsArgs,
+    AddExpertsArgs, AttentionArgs, AttentionGateArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs,
+    DevicePtr, ElementType, EmbedArgs, FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs,
+    GemmArgs, GemvArgs, GroupTile, GroupedArgs, LatentAttentionArgs, LatentCacheArgs, LayerInputsArgs, LoraArgs, LoraDelta,
+    LoraEmbedArgs, LoraEmbedding, LoraRow, LoraTile, Mamba2Args, MambaArgs, NormArgs, PackedDequantizeArgs, PackedEmbedArgs,
+    RecurrentRequest, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, SampleRow, ScaleAndClampArgs, StreamRowsArgs,
     StreamsArgs, TopLogprobsArgs,
 };
 
@@ -260,7 +260,7 @@ plain!(SampleArgs, SampleRow, TopLogprobsArgs);
 plain!(AddExpertsArgs, GroupTile, GroupedArgs, RouteArgs);
 plain!(LatentAttentionArgs, LatentCacheArgs);
 plain!(LoraArgs, LoraDelta, LoraEmbedArgs, LoraEmbedding, LoraRow, LoraTile);
-plain!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, MambaArgs, RecurrentRequest, SigmoidGateArgs);
+plain!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, MambaArgs, RecurrentRequest, AttentionGateArgs);
 
 /// The values as they lie in memory.
 pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {

@@ -131,6 +131,7 @@ impl ExpertsState {
         let (kind, jitter) = match score {
             RouterScore::Softmax => (RouterScoreKind::Softmax, 0.0),
             RouterScore::SoftmaxOfChosen => (RouterScoreKind::SoftmaxOfChosen, 0.0),
+            RouterScore::SigmoidOfChosen => (RouterScoreKind::SigmoidOfChosen, 0.0),
             RouterScore::Sigmoid => (RouterScoreKind::Sigmoid, 0.0),
             RouterScore::Sparsemixer { jitter } => (RouterScoreKind::Sparsemixer, jitter),
         };

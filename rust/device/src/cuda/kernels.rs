@@ -8,11 +8,11 @@ use std::{
 use crate::{
     DType, KvDType,
     kernel_args::{
-        AddExpertsArgs, AttentionArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs, EmbedArgs,
-        FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs, GroupedArgs,
-        LatentAttentionArgs, LatentCacheArgs, LayerInputsArgs, LoraArgs, LoraEmbedArgs, Mamba2Args, MambaArgs, NormArgs,
-        PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs, ScaleAndClampArgs,
-        SigmoidGateArgs, StreamRowsArgs, StreamsArgs, TopLogprobsArgs,
+        AddExpertsArgs, AttentionArgs, AttentionGateArgs, AttentionMergeArgs, CausalConvArgs, CopyBlocksArgs, DequantizeArgs,
+        EmbedArgs, FillBiasArgs, GatedActivationArgs, GatedDeltaArgs, GatedNormArgs, GatherRowsArgs, GemmArgs, GemvArgs,
+        GroupedArgs, LatentAttentionArgs, LatentCacheArgs, LayerInputsArgs, LoraArgs, LoraEmbedArgs, Mamba2Args, MambaArgs,
+        NormArgs, PackedDequantizeArgs, PackedEmbedArgs, RopeAndCacheArgs, RoundValuesArgs, RouteArgs, SampleArgs,
+        ScaleAndClampArgs, StreamRowsArgs, StreamsArgs, TopLogprobsArgs,
     },
 };
 
@@ -114,7 +114,7 @@ args!(AddExpertsArgs, GroupedArgs, RouteArgs);
 args!(LatentAttentionArgs, LatentCacheArgs);
 args!(LoraArgs, LoraEmbedArgs);
 args!(DequantizeArgs, FillBiasArgs, GemvArgs, NormArgs, RopeAndCacheArgs, RoundValuesArgs, SampleArgs, TopLogprobsArgs);
-args!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, MambaArgs, SigmoidGateArgs);
+args!(CausalConvArgs, GatedDeltaArgs, GatedNormArgs, Mamba2Args, MambaArgs, AttentionGateArgs);
 
 /// Starts a kernel on a grid; a grid that is empty is nothing to do.
 ///

@@ -9,11 +9,11 @@ use super::{
 };
 use crate::{
     Activation, Adapter, AdapterRows, AttentionArgs, AttentionParams, Backend, CacheEngine, Conv, DType, Device, DeviceSampler,
-    EmbedArgs, EmbeddingDelta, EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, GateUpArgs,
-    GatedDelta, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases, LatentQuery,
-    LayerInputArgs, Linear, LinearDelta, LinearOptions, LowRank, Magnitude, Mamba, Mamba2, Norm, NormKind, Phases, Precision,
-    Projection, Recurrent, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, RouterScore, RoutingRule, RowSampling,
-    StepMetadata, StreamArgs, WeightView, mmap::Bytes,
+    EmbedArgs, EmbeddingDelta, EmbeddingTable, Expert, ExpertActivation, ExpertArgs, ExpertPhases, Experts, GateActivation,
+    GateUpArgs, GatedDelta, KvCacheSpec, KvDType, KvGroupMetadata, KvShape, LatentArgs, LatentAttention, LatentPhases,
+    LatentQuery, LayerInputArgs, Linear, LinearDelta, LinearOptions, LowRank, Magnitude, Mamba, Mamba2, Norm, NormKind, Phases,
+    Precision, Projection, Recurrent, RecurrentArgs, RecurrentPhases, ResidualArgs, RopeArgs, RouterScore, RoutingRule,
+    RowSampling, StepMetadata, StreamArgs, WeightView, mmap::Bytes,
 };
 
 /// Kernels that no phase launches: floats are multiplied as they are.
@@ -233,21 +233,27 @@ fn recur(backend: &CudaBackend, state_rows: usize) {
         a: zeros(state_rows * WIDTH),
         d: zeros(WIDTH),
     });
-    let gated_delta = Recurrent::GatedDelta(GatedDelta {
-        q: linear(state_rows),
-        k: linear(state_rows),
-        v: linear(WIDTH),
-        z: linear(WIDTH),
-        b: linear(1),
-        dt: linear(1),
-        convs: [state_rows, state_rows, WIDTH].map(conv),
-        dt_bias: one(),
-        a: one(),
-        norm: norm(),
-        num_key_heads: 1,
-        num_value_heads: 1,
-        is_grouped: true,
-    });
+    let delta = |down: Option<[Linear; 2]>| {
+        let num_decays = if down.is_some() { state_rows } else { 1 };
+        Recurrent::GatedDelta(GatedDelta {
+            q: linear(state_rows),
+            k: linear(state_rows),
+            v: linear(WIDTH),
+            z: linear(WIDTH),
+            b: linear(1),
+            dt: linear(num_decays),
+            down,
+            convs: [state_rows, state_rows, WIDTH].map(conv),
+            dt_bias: zeros(num_decays),
+            a: one(),
+            beta_scale: 1.0,
+            norm: norm(),
+            num_key_heads: 1,
+            num_value_heads: 1,
+            is_grouped: true,
+        })
+    };
+    let (gated_delta, kimi_delta) = (delta(None), delta(Some([linear(WIDTH), linear(WIDTH)])));
     let step = StepMetadata {
         positions: vec![0, 1],
         rope_positions: vec![0, 1],
@@ -259,13 +265,13 @@ fn recur(backend: &CudaBackend, state_rows: usize) {
     backend.begin_step(&step);
     let [mut hidden, mut out] = [(); 2].map(|()| backend.alloc(2, WIDTH).unwrap());
     hidden.set_rows(2);
-    for weights in [&mamba, &mamba2, &gated_delta] {
+    for weights in [&mamba, &mamba2, &gated_delta, &kimi_delta] {
         let states = backend.alloc_states(2, &[weights.state_len()]).unwrap();
         backend
             .recurrent(RecurrentArgs { hidden: &hidden, norm: None, weights, states: &states, layer: 0, out: &mut out }, &step);
         states.copy(1, 0).unwrap();
     }
-    backend.gate(&mut out, &hidden);
+    backend.gate(&mut out, &hidden, GateActivation::Sigmoid);
 }
 
 fn caches(backend: &CudaBackend) -> impl Iterator<Item = CacheEngine> {

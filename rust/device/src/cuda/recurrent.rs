@@ -9,12 +9,13 @@ mod mamba;
 use std::sync::Arc;
 
 use crate::{
-    Constant, Conv, DeviceError, DeviceStates, GatedDelta, Linear, Mamba, Mamba2, Norm, Recurrent, RecurrentArgs,
+    Constant, Conv, DeviceError, DeviceStates, GateActivation, GatedDelta, Linear, Mamba, Mamba2, Norm, Recurrent, RecurrentArgs,
     RecurrentPhases, ShortConv, StateCache, StepMetadata, Tensor, WorkspaceShape,
     kernel_args::{
-        CausalConvArgs, ConvPart, DevicePtr, GatedDeltaArgs, GatedNormArgs, MAX_CONVS, Mamba2Args, NO_SLOT, RecurrentRequest,
-        SigmoidGateArgs,
+        AttentionGateArgs, CausalConvArgs, ConvPart, DevicePtr, ElementType, GatedDeltaArgs, GatedNormArgs, MAX_CONVS,
+        Mamba2Args, NO_SLOT, RecurrentRequest,
     },
+    recurrent::gate_group,
 };
 
 use super::{
@@ -22,6 +23,7 @@ use super::{
     backend::{State, device, done, plain, rows},
     driver::{DeviceMemory, Driver},
     kernels::{Kernel, launch},
+    linear::Rows,
     memory::{Constants, Scratch},
 };
 
@@ -31,9 +33,9 @@ const CHANNELS_PER_CTA: usize = 128;
 const FEW_ROWS: usize = 256;
 /// Rows that a CTA takes in larger steps, whose inputs it reads again less often.
 const ROWS_PER_CTA: usize = 8;
-/// Columns of a state that a CTA of `mamba2_*` or `gated_delta_*` computes.
+/// Columns of a state that a CTA of `mamba2_*`, `gated_delta_*` or `kimi_delta_*` computes.
 const COLUMNS_PER_CTA: usize = 32;
-/// Elements that a CTA of `sigmoid_gate` computes.
+/// Elements that a CTA of `attention_gate` computes.
 const GATED_PER_CTA: usize = 1024;
 /// Rows of a state that the scans are made for, by their suffix.
 const STATE_ROWS: [usize; 2] = [128, 256];
@@ -50,8 +52,9 @@ pub struct Recurrence {
     mamba: [Kernel; CHANNEL_STATE_ROWS.len()],
     mamba2: [Kernel; STATE_ROWS.len()],
     gated_delta: [Kernel; STATE_ROWS.len()],
+    kimi_delta: [Kernel; STATE_ROWS.len()],
     gated_norm: Kernel,
-    sigmoid_gate: Kernel,
+    attention_gate: Kernel,
     /// What is projected, and what convolutions make of it.
     between: Scratch,
 }
@@ -68,8 +71,9 @@ impl Recurrence {
             mamba: mamba::kernels()?,
             mamba2: scans("mamba2")?,
             gated_delta: scans("gated_delta")?,
+            kimi_delta: scans("kimi_delta")?,
             gated_norm: Kernel::named("gated_norm")?,
-            sigmoid_gate: Kernel::named("sigmoid_gate")?,
+            attention_gate: Kernel::named("attention_gate")?,
             between: Scratch::default(),
         })
     }
@@ -256,7 +260,8 @@ impl Run<'_> {
         // SAFETY: as for the convolution.
         unsafe { launch(self.driver, Self::scan(self.kernels.mamba2, STATE_ROWS, state_dim), grid, &args)? };
         let groups = [num_groups, width / num_groups];
-        self.gated_norm(weights.norm.as_ref(), (z, z_scale), groups, weights.gates_first)
+        let gate = Gate { z, scale: z_scale, is_sigmoid: false, goes_first: weights.gates_first };
+        self.gated_norm(weights.norm.as_ref(), &gate, groups)
     }
 
     fn gated_delta(
@@ -284,7 +289,7 @@ impl Run<'_> {
             v: mixed_v,
             b,
             dt,
-            dt_bias: self.constant(&weights.dt_bias, num_value_heads)?,
+            dt_bias: self.constant(&weights.dt_bias, weights.dt.out_features)?,
             a: self.constant(&weights.a, num_value_heads)?,
             out: self.out,
             states: self.states(offset, weights.v.out_features * key_dim),
@@ -295,41 +300,49 @@ impl Run<'_> {
             key_dim: key_dim as u32,
             value_dim: value_dim as u32,
             is_grouped: weights.is_grouped.into(),
-            reserved: 0,
+            beta_scale: weights.beta_scale,
         };
+        let kernels = if weights.decays_by_row() { self.kernels.kimi_delta } else { self.kernels.gated_delta };
         let grid = [num_value_heads * value_dim.div_ceil(COLUMNS_PER_CTA), self.num_reqs, 1];
         // SAFETY: as for the convolutions.
-        unsafe { launch(self.driver, Self::scan(self.kernels.gated_delta, STATE_ROWS, key_dim), grid, &args)? };
-        self.gated_norm(Some(&weights.norm), (z, 1.0), [num_value_heads, value_dim], false)
+        unsafe { launch(self.driver, Self::scan(kernels, STATE_ROWS, key_dim), grid, &args)? };
+        let gate = Gate { z, scale: 1.0, is_sigmoid: weights.down.is_some(), goes_first: false };
+        self.gated_norm(Some(&weights.norm), &gate, [num_value_heads, value_dim])
     }
 
-    /// Norms the result by groups of columns, which share the norm's weight where it is of one group, with the gate `z`, times a
-    /// scale, before or behind that; gates it alone where there is no norm.
-    fn gated_norm(
-        &mut self,
-        norm: Option<&Norm>,
-        (z, z_scale): (DevicePtr, f32),
-        [num_groups, group_dim]: [usize; 2],
-        gates_first: bool,
-    ) -> Result<(), CudaError> {
+    /// Norms the result by groups of columns, which share the norm's weight where it is of one group, and gates it; gates it
+    /// alone where there is no norm.
+    fn gated_norm(&mut self, norm: Option<&Norm>, gate: &Gate, [num_groups, group_dim]: [usize; 2]) -> Result<(), CudaError> {
         let weight_stride = norm.map_or(0, |norm| if norm.weight.len() == group_dim { 0 } else { group_dim });
         let len = if weight_stride == 0 { group_dim } else { num_groups * group_dim };
         let args = GatedNormArgs {
             x: self.out,
-            z,
+            z: gate.z,
             weight: norm.map_or(Ok(0), |norm| self.constant(&norm.weight, len))?,
             num_rows: self.num_rows as u32,
             num_groups: num_groups as u32,
             group_dim: group_dim as u32,
             weight_stride: weight_stride as u32,
-            gates_first: gates_first.into(),
+            gates_first: gate.goes_first.into(),
             eps: norm.map_or(0.0, |norm| norm.eps),
-            z_scale,
-            reserved: 0,
+            z_scale: gate.scale,
+            is_sigmoid: gate.is_sigmoid.into(),
         };
         // SAFETY: the result and its gate have these rows and groups, a weight a value for each column.
         unsafe { launch(self.driver, self.kernels.gated_norm, [num_groups * self.num_rows, 1, 1], &args) }
     }
+}
+
+/// What multiplies the result of a layer.
+struct Gate {
+    /// As many columns as the result has.
+    z: DevicePtr,
+    /// Multiplied into that first.
+    scale: f32,
+    /// It passes by its sigmoid; else by its SiLU.
+    is_sigmoid: bool,
+    /// The norm is of what is gated already.
+    goes_first: bool,
 }
 
 /// Addresses of the buffers of a layer, one behind the other from `at` on, `[num_rows, cols]` each, and where they end.
@@ -365,14 +378,18 @@ impl CudaBackend {
         assert_eq!(num_reqs, state.lists.num_reqs(), "the step that was begun");
         let num_rows = hidden.rows();
         let cols: Vec<usize> = linears.iter().map(|linear| linear.out_features).collect();
-        let of_hidden = if let Recurrent::Mamba(_) = weights { mamba::OF_HIDDEN } else { linears.len() };
+        let of_hidden = match weights {
+            Recurrent::Mamba(_) => mamba::OF_HIDDEN,
+            Recurrent::GatedDelta(GatedDelta { down: Some(down), .. }) => linears.len() - down.len(),
+            _ => linears.len(),
+        };
         let convolved = match weights {
             Recurrent::ShortConv(_) => [0; 3],
             Recurrent::Mamba(weights) => [weights.conv.num_channels, 0, 0],
             Recurrent::Mamba2(weights) => [weights.conv.num_channels, 0, 0],
             Recurrent::GatedDelta(weights) => weights.channels(),
         };
-        let mut projected_cols = [0; 6];
+        let mut projected_cols = [0; 8];
         projected_cols[..cols.len()].copy_from_slice(&cols);
         let (_, end) = place(num_rows, convolved, place(num_rows, projected_cols, 0).1);
         let at = state.recurrence.between.bytes(self.driver(), end as usize)?;
@@ -393,7 +410,22 @@ impl CudaBackend {
             }
             Recurrent::ShortConv(weights) => run.short_conv(weights, [first, second, third]),
             Recurrent::Mamba2(weights) => run.mamba2(weights, [first, second, third], mixed[0]),
-            Recurrent::GatedDelta(weights) => run.gated_delta(weights, projected, mixed),
+            Recurrent::GatedDelta(weights) => {
+                let [q, k, v, b, others @ ..] = projected;
+                let (z, dt) = match &weights.down {
+                    None => (others[0], others[1]),
+                    Some(down) => {
+                        for (i, down) in down.iter().enumerate() {
+                            let thin =
+                                Rows { at: others[i], count: num_rows, cols: down.out_features, element: ElementType::F32 };
+                            // SAFETY: as above, of what has been computed since.
+                            unsafe { self.multiply(state, thin, None, &products[of_hidden + i..=of_hidden + i])? };
+                        }
+                        (others[2], others[3])
+                    }
+                };
+                self.run(state, (num_reqs, num_rows), of_layer).gated_delta(weights, [q, k, v, z, b, dt], mixed)
+            }
         }
     }
 
@@ -420,12 +452,13 @@ impl CudaBackend {
         }
     }
 
-    fn try_gate(&self, x: &Tensor, gate: &Tensor) -> Result<(), CudaError> {
+    fn try_gate(&self, x: &Tensor, gate: &Tensor, activation: GateActivation) -> Result<(), CudaError> {
+        let group = gate_group(x, gate);
         let (x, gate) = (rows(x), rows(gate));
-        assert_eq!((x.count, x.cols), (gate.count, gate.cols), "rows and columns of a gate");
         let count = x.count * x.cols;
-        let args = SigmoidGateArgs { x: x.at, gate: gate.at, count: count as u64 };
-        let kernel = self.state().recurrence.sigmoid_gate;
+        let is_softplus = u32::from(activation == GateActivation::Softplus);
+        let args = AttentionGateArgs { x: x.at, gate: gate.at, count: count as u64, group: group as u32, is_softplus };
+        let kernel = self.state().recurrence.attention_gate;
         // SAFETY: both are buffers of so many values.
         unsafe { launch(self.driver(), kernel, [count.div_ceil(GATED_PER_CTA), 1, 1], &args) }
     }
@@ -435,13 +468,16 @@ impl CudaBackend {
     }
 }
 
-/// What the hidden state is multiplied by, in the order of the fields; of Mamba behind it what other rows are.
+/// What the hidden state is multiplied by; behind that what other rows are, of Mamba and of a gated delta with thin matrices.
 fn linears(weights: &Recurrent) -> Vec<&Linear> {
     match weights {
         Recurrent::ShortConv(ShortConv { b, c, x, .. }) => vec![b, c, x],
         Recurrent::Mamba(Mamba { x, z, dt_down, b, c, dt, .. }) => vec![x, z, dt_down, b, c, dt],
         Recurrent::Mamba2(Mamba2 { z, xbc, dt, .. }) => vec![z, xbc, dt],
-        Recurrent::GatedDelta(GatedDelta { q, k, v, z, b, dt, .. }) => vec![q, k, v, z, b, dt],
+        Recurrent::GatedDelta(GatedDelta { q, k, v, z, b, dt, down: None, .. }) => vec![q, k, v, b, z, dt],
+        Recurrent::GatedDelta(GatedDelta { q, k, v, z, b, dt, down: Some([z_down, dt_down]), .. }) => {
+            vec![q, k, v, b, z_down, dt_down, z, dt]
+        }
     }
 }
 
@@ -450,8 +486,8 @@ impl RecurrentPhases for CudaBackend {
         done(self.try_recurrent(args, step));
     }
 
-    fn gate(&self, x: &mut Tensor, gate: &Tensor) {
-        done(self.try_gate(x, gate));
+    fn gate(&self, x: &mut Tensor, gate: &Tensor, activation: GateActivation) {
+        done(self.try_gate(x, gate, activation));
     }
 
     fn max_state_rows(&self) -> usize {

@@ -10,6 +10,7 @@ pub enum RouterScoreKind {
     SoftmaxOfChosen = 1,
     Sigmoid = 2,
     Sparsemixer = 3,
+    SigmoidOfChosen = 4,
 }
 
 /// Experts of a layer at most.
@@ -193,7 +194,7 @@ pub struct GatedDeltaArgs {
     pub key_dim: u32,
     pub value_dim: u32,
     pub is_grouped: u32,
-    pub reserved: u32,
+    pub beta_scale: f32,
 }
 
 /// `gated_norm`: x = rms_norm(x * silu(z)), or x = rms_norm(x) * silu(z), each group of columns with a mean square of its own.
@@ -210,14 +211,16 @@ pub struct GatedNormArgs {
     pub gates_first: u32,
     pub eps: f32,
     pub z_scale: f32,
-    pub reserved: u32,
+    pub is_sigmoid: u32,
 }
 
-/// `sigmoid_gate`: x *= sigmoid(gate).
+/// `attention_gate`: x *= sigmoid(gate), or x *= softplus(gate); each value of the gate is of so many elements of x.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct SigmoidGateArgs {
+pub struct AttentionGateArgs {
     pub x: DevicePtr,
     pub gate: DevicePtr,
     pub count: u64,
+    pub group: u32,
+    pub is_softplus: u32,
 }

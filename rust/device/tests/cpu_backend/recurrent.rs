@@ -60,11 +60,19 @@ impl Source {
             }
             6 | 7 => self.mamba(rng, backend, [[37, 5, 3], [130, 16, 8]][kind - 6], kind == 7),
             _ => {
-                let [num_key_heads, num_value_heads, key_dim, dim] = [[2, 4, 16, 24], [3, 3, 9, 5], [2, 6, 8, 16]][kind - 3];
+                let sizes = [[2, 4, 16, 24], [3, 3, 9, 5], [2, 6, 8, 16], [], [], [3, 3, 9, 8]];
+                let [num_key_heads, num_value_heads, key_dim, dim] = sizes[kind - 3];
                 let (keys, values) = (num_key_heads * key_dim, num_value_heads * dim);
                 let mut linear = |rows| self.linear(rng, backend, rows);
-                let [q, k, v, z] = [keys, keys, values, values].map(&mut linear);
-                let [b, dt] = [num_value_heads; 2].map(&mut linear);
+                let [q, k, v] = [keys, keys, values].map(&mut linear);
+                let b = linear(num_value_heads);
+                let down = (kind == 8).then(|| [5, 7].map(&mut linear));
+                let mut of_thin = |rows, i: usize| match &down {
+                    None => self.linear(rng, backend, rows),
+                    Some(down) => load(backend, &weight(rng, rows, down[i].out_features)),
+                };
+                let num_decays = if down.is_some() { keys } else { num_value_heads };
+                let (z, dt) = (of_thin(values, 0), of_thin(num_decays, 1));
                 Recurrent::GatedDelta(GatedDelta {
                     q,
                     k,
@@ -72,9 +80,11 @@ impl Source {
                     z,
                     b,
                     dt,
+                    down,
                     convs: [keys, keys, values].map(|channels| conv(rng, channels, 4, false)),
-                    dt_bias: rng.floats(num_value_heads).into(),
+                    dt_bias: rng.floats(num_decays).into(),
                     a: rates(rng, num_value_heads).into(),
+                    beta_scale: if kind == 4 { 2.0 } else { 1.0 },
                     norm: norm(rng, dim),
                     num_key_heads,
                     num_value_heads,
@@ -100,7 +110,7 @@ impl Source {
     }
 }
 
-const KINDS: usize = 8;
+const KINDS: usize = 9;
 
 /// The rows of a request, as they were given and as they came out.
 #[derive(Clone)]

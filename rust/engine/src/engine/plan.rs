@@ -255,7 +255,7 @@ fn check_kv_layers(backend: &dyn Backend, dtype: KvDType, model: &DecoderConfig)
 
 /// Whether all kinds of layers of a model are computed there.
 fn check_layers(backend: &dyn Backend, model: &DecoderConfig) -> Result<(), EngineError> {
-    let has_recurrent = |layer: &LayerConfig| layer.recurrent.is_some() || layer.attention.output_gate;
+    let has_recurrent = |layer: &LayerConfig| layer.recurrent.is_some() || layer.attention.output_gate.is_some();
     let what = if backend.expert_phases().is_none() && model.layers.iter().any(|layer| layer.ffn.num_experts() > 0) {
         "is a mixture of experts"
     } else if backend.recurrent_phases().is_none() && model.layers.iter().any(has_recurrent) {

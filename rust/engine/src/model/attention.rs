@@ -1,11 +1,12 @@
 //! Softmax attention over the KV cache.
 
 use device::{
-    AttentionArgs, AttentionParams, Constant, HeadNorm, Linear, Norm, NormKind, NormSpan, Projection, RopeArgs, Tensor,
+    AttentionArgs, AttentionParams, Constant, GateActivation, HeadNorm, Linear, Norm, NormKind, NormSpan, Projection, RopeArgs,
+    Tensor,
 };
 
 use super::{
-    config::{AttentionConfig, QkNorm},
+    config::{AttentionConfig, OutputGate, QkNorm},
     part::{Buffers, Context, Weights},
 };
 use crate::{
@@ -22,7 +23,7 @@ pub(crate) struct Attention {
     k_norm: Option<Norm>,
     v_norm: Option<Norm>,
     sinks: Option<Constant>,
-    gate: Option<Linear>,
+    gate: Option<(Linear, GateActivation)>,
     output: Linear,
 }
 
@@ -44,13 +45,21 @@ impl Attention {
         if config.values_first {
             std::mem::swap(&mut k, &mut v);
         }
-        let mut gate = None;
-        if config.output_gate {
-            let parts = [(Role::AttnOwnQ, q_size), (Role::AttnGate, q_size)];
-            let both = Matrix::fused(id(Role::AttnQAndGate), parts, hidden, config.qkv_bias);
-            let [of_q, of_gate] = both.map(|matrix| matrix.known_by(Role::AttnGate).in_groups(config.num_heads));
-            (q, gate) = (of_q, Some(weights.linear(&of_gate)?));
-        }
+        let gate = match config.output_gate {
+            None => None,
+            Some(OutputGate { is_per_head: true, .. }) => {
+                Some(Matrix::new(id(Role::AttnGate), [config.num_heads, hidden], false))
+            }
+            Some(_) => {
+                let parts = [(Role::AttnOwnQ, q_size), (Role::AttnGate, q_size)];
+                let both = Matrix::fused(id(Role::AttnQAndGate), parts, hidden, config.qkv_bias);
+                let [of_q, of_gate] = both.map(|matrix| matrix.known_by(Role::AttnGate).in_groups(config.num_heads));
+                q = of_q;
+                Some(of_gate)
+            }
+        };
+        let gate = gate.map(|matrix| weights.linear(&matrix)).transpose()?;
+        let gate = gate.zip(config.output_gate.map(|gate| gate.activation));
         let mut norm = |role, num_heads| {
             let shape = match config.qk_norm {
                 None => return Ok(None),
@@ -88,7 +97,7 @@ impl Attention {
 
     pub(crate) fn buffers(config: &AttentionConfig) -> Buffers<usize> {
         let (q, kv) = (config.q_size(), config.kv_size());
-        [q, kv, kv, q, if config.output_gate { q } else { 0 }, 0]
+        [q, kv, kv, q, config.gate_size(), 0]
     }
 
     /// All phases that read the hidden state, normalized if there is a norm.
@@ -101,7 +110,7 @@ impl Attention {
                 let projections = &mut [of_q, Projection { linear: of_k, out: k }, Projection { linear: of_v, out: v }];
                 backend.norm_linear(cx.hidden, norm, projections, cx.step);
             }
-            (Some((of_k, of_v)), Some(of_gate)) => {
+            (Some((of_k, of_v)), Some((of_gate, _))) => {
                 let [of_k, of_v] = [Projection { linear: of_k, out: k }, Projection { linear: of_v, out: v }];
                 let projections = &mut [of_q, of_k, of_v, Projection { linear: of_gate, out: gate }];
                 backend.norm_linear(cx.hidden, norm, projections, cx.step);
@@ -125,9 +134,9 @@ impl Attention {
         let params = AttentionParams { num_heads, num_kv_heads, head_dim, scale, mask, window, chunk, softcap, precision };
         let next = self.gate.is_none().then_some(&self.output);
         backend.attention(AttentionArgs { q, out, cache, layer, sinks: self.sinks.as_ref(), params, next }, cx.step);
-        if self.gate.is_some() {
+        if let Some((_, activation)) = self.gate {
             let phases = backend.recurrent_phases().expect("the plan was refused where nothing computes gates of attention");
-            phases.gate(out, gate);
+            phases.gate(out, gate, activation);
         }
     }
 

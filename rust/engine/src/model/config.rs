@@ -6,7 +6,7 @@ mod latent;
 mod positions;
 mod recurrent;
 
-use device::{Activation, KvCacheSpec, KvDType, KvShape, KvSource, Mask, NormKind, QueryScale};
+use device::{Activation, GateActivation, KvCacheSpec, KvDType, KvShape, KvSource, Mask, NormKind, QueryScale};
 use paged::{KvGroups, ModelConfigLike, Retention};
 
 use check::in_range;
@@ -221,8 +221,8 @@ pub struct AttentionConfig {
     pub qkv_bias: bool,
     /// The output projection must have a bias; else it may.
     pub output_bias: bool,
-    /// What it gives is multiplied by the sigmoid of a projection that lies beside that of the queries, head by head.
-    pub output_gate: bool,
+    /// What it gives is multiplied by this.
+    pub output_gate: Option<OutputGate>,
     /// Norms of q and k.
     pub qk_norm: Option<QkNorm>,
     /// They follow the rotation; else it follows them.
@@ -239,6 +239,20 @@ pub struct AttentionConfig {
     pub shared_kv: Option<usize>,
     /// It is latent: heads and their elements are those of its absorbed form, one key and value head for all.
     pub latent: Option<LatentConfig>,
+}
+
+/// What multiplies the output of attention: a projection of what attention sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutputGate {
+    /// It has one value for all elements of a head; else one for each, whose rows lie beside those of the queries, head by head.
+    pub is_per_head: bool,
+    /// What of it passes.
+    pub activation: GateActivation,
+}
+
+impl OutputGate {
+    /// A sigmoid for each element.
+    pub const SIGMOID: Self = Self { is_per_head: false, activation: GateActivation::Sigmoid };
 }
 
 /// What a norm of q and k is taken over.
@@ -312,7 +326,7 @@ impl LayerConfig {
             clip: None,
             qkv_bias: false,
             output_bias: false,
-            output_gate: false,
+            output_gate: None,
             qk_norm: None,
             norms_last: false,
             v_norm: None,
@@ -357,6 +371,15 @@ impl AttentionConfig {
     /// Columns of q and of what attention gives.
     pub const fn q_size(&self) -> usize {
         self.num_heads * self.head_dim
+    }
+
+    /// Columns of its gate; 0 where there is none.
+    pub const fn gate_size(&self) -> usize {
+        match self.output_gate {
+            None => 0,
+            Some(OutputGate { is_per_head: true, .. }) => self.num_heads,
+            Some(_) => self.q_size(),
+        }
     }
 
     /// Columns of k, and of v.

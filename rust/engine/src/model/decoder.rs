@@ -204,8 +204,11 @@ impl Layer {
         if let Some(altup) = &self.altup {
             altup.branch(self.attn_norm.as_ref(), cx);
         }
-        if let (true, Some(Ffn::Dense(dense))) = (self.is_parallel, &self.ffn) {
-            dense.open(self.ffn_norm.as_ref(), cx);
+        match &self.ffn {
+            Some(Ffn::Dense(dense)) if self.is_parallel => dense.open(self.ffn_norm.as_ref(), cx),
+            // Experts add what they give at once, and what mixes tokens has read the hidden state already.
+            Some(Ffn::Mixture(mixture)) if self.is_parallel => self.run_mixture(mixture, cx),
+            _ => {}
         }
         let add = |(x, linear): (&Tensor, &Linear), norm: &Option<Norm>, scale: f32, residual: &mut Tensor| {
             let (post_norm, of_sum) = if self.norms_of_sums { (None, norm.as_ref()) } else { (norm.as_ref(), None) };
@@ -228,10 +231,8 @@ impl Layer {
                 }
                 add(dense.output(cx.buffers), &self.post_ffn_norm, self.ffn_scale, cx.hidden);
             }
-            Some(Ffn::Mixture(mixture)) => {
-                mixture.run(self.ffn_norm.as_ref(), self.post_ffn_norm.as_ref(), self.ffn_scale, cx);
-            }
-            None => {}
+            Some(Ffn::Mixture(mixture)) if !self.is_parallel => self.run_mixture(mixture, cx),
+            Some(Ffn::Mixture(_)) | None => {}
         }
         if let Some(altup) = &self.altup {
             altup.correct(cx);
@@ -247,6 +248,10 @@ impl Layer {
 }
 
 impl Layer {
+    fn run_mixture(&self, mixture: &Mixture, cx: &mut Context<'_>) {
+        mixture.run(self.ffn_norm.as_ref(), self.post_ffn_norm.as_ref(), self.ffn_scale, cx);
+    }
+
     /// Runs a layer that looks at images on the rows that see some.
     fn look(&self, run: &Run<'_>, a: &mut Activations, seen: &SeenStep, step: &StepMetadata) {
         let (backend, hidden) = (run.backend, a.seen.as_mut().expect("rows were reserved for layers that look at images"));

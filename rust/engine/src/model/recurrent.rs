@@ -88,10 +88,16 @@ impl Parts<'_> {
     }
 
     /// Parts of a convolution over so many channels, one after the other.
-    fn convs<const N: usize>(&mut self, kernel: usize, channels: [usize; N], has_bias: bool) -> Result<[Conv; N], EngineError> {
+    fn convs<const N: usize>(
+        &mut self,
+        role: Role,
+        kernel: usize,
+        channels: [usize; N],
+        has_bias: bool,
+    ) -> Result<[Conv; N], EngineError> {
         let all: usize = channels.iter().sum();
-        let weight = self.weights.values(self.id(Role::Conv), all * kernel)?;
-        let bias = has_bias.then(|| self.weights.values(self.id(Role::Conv).bias(), all)).transpose()?;
+        let weight = self.weights.values(self.id(role), all * kernel)?;
+        let bias = has_bias.then(|| self.weights.values(self.id(role).bias(), all)).transpose()?;
         let mut first = 0;
         Ok(channels.map(|num_channels| {
             let own = first..first + num_channels;
@@ -119,7 +125,7 @@ impl Parts<'_> {
         let hidden = self.hidden;
         let parts = [Role::ConvB, Role::ConvC, Role::ConvX].map(|role| (role, hidden));
         let [b, c, x] = self.linears(Matrix::fused(self.id(Role::MixInput), parts, hidden, false))?;
-        let [conv] = self.convs(kernel, [hidden], false)?;
+        let [conv] = self.convs(Role::Conv, kernel, [hidden], false)?;
         Ok(ShortConv { b, c, x, conv })
     }
 
@@ -129,7 +135,7 @@ impl Parts<'_> {
         };
         let parts = [Role::Mamba(MambaRole::X), Role::MambaZ].map(|role| (role, num_channels));
         let [x, z] = self.linears(Matrix::fused(self.id(Role::MixInput), parts, self.hidden, proj_bias))?;
-        let [conv] = self.convs(kernel, [num_channels], conv_bias)?;
+        let [conv] = self.convs(Role::Conv, kernel, [num_channels], conv_bias)?;
         let parts = [(MambaRole::StepsDown, rank), (MambaRole::B, state_dim), (MambaRole::C, state_dim)];
         let parts = parts.map(|(role, rows)| (Role::Mamba(role), rows));
         let whole = self.id(Role::Mamba(MambaRole::Parameters));
@@ -185,7 +191,7 @@ impl Parts<'_> {
         let channels = width + 2 * num_groups * state_dim;
         let parts = [(Role::MambaZ, width), (Role::MambaXbc, channels), (Role::MambaDt, num_heads)];
         let [z, xbc, dt] = self.linears(Matrix::fused(self.id(Role::MixInput), parts, self.hidden, proj_bias))?;
-        let [mut conv] = self.convs(kernel, [channels], conv_bias)?;
+        let [mut conv] = self.convs(Role::Conv, kernel, [channels], conv_bias)?;
         let of_state = num_groups * state_dim;
         let of_channels = [(scales.x, width), (scales.b, of_state), (scales.c, of_state)];
         scale_channels(&mut conv.weight, &of_channels);
@@ -208,7 +214,17 @@ impl Parts<'_> {
     }
 
     fn gated_delta(&mut self, config: &RecurrentConfig) -> Result<GatedDelta, EngineError> {
-        let RecurrentConfig::GatedDelta { num_key_heads, num_value_heads, key_dim, value_dim, kernel, layout, eps } = *config
+        let RecurrentConfig::GatedDelta {
+            num_key_heads,
+            num_value_heads,
+            key_dim,
+            value_dim,
+            kernel,
+            layout,
+            eps,
+            has_negative,
+            rank,
+        } = *config
         else {
             return Err(EngineError::Internal("a gated delta layer of another kind".into()));
         };
@@ -220,7 +236,7 @@ impl Parts<'_> {
             Matrix::fused(self.id(Role::DeltaQkvz), parts, hidden, false).map(|matrix| matrix.in_groups(num_key_heads))
         } else {
             let [q, k, v] = Matrix::fused(self.id(Role::DeltaQkv), qkv, hidden, false);
-            [q, k, v, Matrix::new(self.id(Role::DeltaZ), [values, hidden], false)]
+            [q, k, v, Matrix::new(self.id(Role::DeltaZ), [values, rank.unwrap_or(hidden)], false)]
         };
         let rates = [Role::DeltaB, Role::DeltaA];
         let [b, dt] = match layout {
@@ -228,11 +244,28 @@ impl Parts<'_> {
                 let parts = rates.map(|role| (role, num_value_heads));
                 Matrix::fused(self.id(Role::DeltaBa), parts, hidden, false).map(|matrix| matrix.in_groups(num_key_heads))
             }
-            DeltaLayout::Apart | DeltaLayout::Tiled => {
-                rates.map(|role| Matrix::new(self.id(role), [num_value_heads, hidden], false))
+            DeltaLayout::Apart | DeltaLayout::Tiled | DeltaLayout::ConvsApart => {
+                let of_decays = rank.map_or([num_value_heads, hidden], |rank| [num_value_heads * key_dim, rank]);
+                let shapes = [[num_value_heads, hidden], of_decays];
+                [0, 1].map(|i| Matrix::new(self.id(rates[i]), shapes[i], false))
             }
         };
+        let num_decays = dt.shape[0];
         let [q, k, v, z, b, dt] = self.linears([q, k, v, z, b, dt])?;
+        let down = rank.map(|rank| {
+            let thin = [Role::DeltaZDown, Role::DeltaADown];
+            self.linears(thin.map(|role| Matrix::new(self.id(role), [rank, hidden], false)))
+        });
+        let convs = if layout == DeltaLayout::ConvsApart {
+            let [[q], [k], [v]] = [
+                self.convs(Role::DeltaQConv, kernel, [keys], false)?,
+                self.convs(Role::DeltaKConv, kernel, [keys], false)?,
+                self.convs(Role::DeltaVConv, kernel, [values], false)?,
+            ];
+            [q, k, v]
+        } else {
+            self.convs(Role::Conv, kernel, [keys, keys, values], false)?
+        };
         Ok(GatedDelta {
             q,
             k,
@@ -240,9 +273,11 @@ impl Parts<'_> {
             z,
             b,
             dt,
-            convs: self.convs(kernel, [keys, keys, values], false)?,
-            dt_bias: self.weights.values(self.id(Role::MixDtBias), num_value_heads)?,
+            down: down.transpose()?,
+            convs,
+            dt_bias: self.weights.values(self.id(Role::MixDtBias), num_decays)?,
             a: self.weights.values(self.id(Role::MixDecay), num_value_heads)?,
+            beta_scale: if has_negative { 2.0 } else { 1.0 },
             norm: self.norm(value_dim, eps)?,
             num_key_heads,
             num_value_heads,

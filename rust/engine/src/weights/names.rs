@@ -110,6 +110,13 @@ pub enum Role {
     DeltaA,
     /// Both, by key head.
     DeltaBa,
+    /// What z, and the rates of decay, are made of.
+    DeltaZDown,
+    DeltaADown,
+    /// Convolutions that lie apart.
+    DeltaQConv,
+    DeltaKConv,
+    DeltaVConv,
     /// Rows of an expert's gate, then of its up.
     ExpertGateUp,
     ExpertDown,
@@ -323,6 +330,11 @@ impl Role {
             Self::DeltaB => ("ssm_beta", "linear_attn.in_proj_b"),
             Self::DeltaA => ("ssm_alpha", "linear_attn.in_proj_a"),
             Self::DeltaBa => ("ssm_ba", "linear_attn.in_proj_ba"),
+            Self::DeltaZDown => ("ssm_g_a", "linear_attn.g_a_proj"),
+            Self::DeltaADown => ("ssm_f_a", "linear_attn.f_a_proj"),
+            Self::DeltaQConv => ("ssm_conv1d_q", "linear_attn.q_conv1d"),
+            Self::DeltaKConv => ("ssm_conv1d_k", "linear_attn.k_conv1d"),
+            Self::DeltaVConv => ("ssm_conv1d_v", "linear_attn.v_conv1d"),
             Self::ExpertScales => ("ffn_down_exps.scale$", "router.per_expert_scale$"),
             Self::RouterNorm => ("ffn_gate_inp.scale$", "router.scale$"),
             Self::ExpertNorm => ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),

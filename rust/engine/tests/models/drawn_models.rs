@@ -17,7 +17,7 @@ use crate::common::{
 };
 
 /// Some that are dense, and some with experts.
-const CHUNKED: [&str; 15] = [
+const CHUNKED: [&str; 18] = [
     "gpt2",
     "gpt_neo",
     "opt",
@@ -33,11 +33,15 @@ const CHUNKED: [&str; 15] = [
     "mamba",
     "falcon_mamba",
     "jamba",
+    "kimi_linear",
+    "lfm3",
+    "olmo_hybrid",
 ];
 /// What their kernels are asked for, no other golden asks for.
-const ON_CUDA: [&str; 18] = [
+const ON_CUDA: [&str; 22] = [
     "afmoe",
     "apertus",
+    "cohere2_moe",
     "gemma3n",
     "gemma4",
     "gemma4-moe",
@@ -45,6 +49,9 @@ const ON_CUDA: [&str; 18] = [
     "gpt_neox",
     "jais2",
     "jamba",
+    "kimi_linear",
+    "laguna",
+    "lfm3",
     "mamba",
     "mamba2",
     "mistral4",

@@ -166,6 +166,25 @@ fn what_is_not_computed_is_refused_by_name() {
         ("exaone", json!({"model_type": "minicpm", "sparse_config": {"dense_len": 8}}), "`sparse_config` is"),
         ("sarvam_moe", json!({"model_type": "bailing_moe", "norm_head": true}), "`norm_head` is true; implemented: false"),
         ("sarvam_moe", json!({"model_type": "bailing_moe_v2", "score_function": "softmax"}), "`score_function` is \"softmax\""),
+        ("lfm3", json!({"conv_bias": true}), "`conv_bias` is true"),
+        ("lfm3", json!({"layer_types": ["conv", "full_attention", "mamba", "conv"]}), "`layer_types` has `mamba`"),
+        ("laguna", json!({"moe_router_logit_softcapping": 5.0}), "`moe_router_logit_softcapping` is 5; implemented: 0"),
+        ("laguna", json!({"gating": "rows"}), "`gating` is \"rows\"; implemented: true, per-head, per-element"),
+        ("laguna", json!({"num_attention_heads_per_layer": [4]}), "has 1 entries for 3 layers"),
+        ("laguna", json!({"num_attention_heads_per_layer": [4, 3, 4]}), "3 attention heads are not a multiple of 2"),
+        ("cohere2_moe", json!({"expert_selection_fn": "top"}), "`expert_selection_fn` is `top`; implemented: softmax, sigmoid"),
+        ("cohere2_moe", json!({"shared_expert_combination_strategy": "max"}), "is `max`; implemented: average, sum"),
+        ("kimi_linear", json!({"mla_use_nope": false}), "`mla_use_nope` is false; implemented: true"),
+        (
+            "kimi_linear",
+            json!({"linear_attn_config": {"gate_lower_bound": -5.0}}),
+            "`linear_attn_config.gate_lower_bound` is -5.0",
+        ),
+        (
+            "kimi_linear",
+            json!({"linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [2, 3]}}),
+            "have layer 2 in both or in neither",
+        ),
         (
             "sarvam_moe",
             json!({"model_type": "bailing_moe_v2", "moe_shared_expert_intermediate_size": 48}),
@@ -182,9 +201,25 @@ fn what_is_not_computed_is_refused_by_name() {
 fn gguf_files_of_families_that_are_read_from_folders_alone_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
-    for name in
-        ["flint", "helium", "vaultgemma", "flex_olmo", "gptj", "nanochat", "persimmon", "minicpm3", "opt", "biogpt", "dbrx"]
-    {
+    for name in [
+        "flint",
+        "helium",
+        "vaultgemma",
+        "flex_olmo",
+        "gptj",
+        "nanochat",
+        "persimmon",
+        "minicpm3",
+        "opt",
+        "biogpt",
+        "dbrx",
+        "cohere2moe",
+        "kimi-linear",
+        "kolibri1",
+        "laguna",
+        "lfm3",
+        "olmo_hybrid",
+    ] {
         let file = Gguf::new().entry("general.architecture", STRING, &string(name));
         file.weight("token_embd.weight", &[32, 2], 0, &[0; 256]).write(&path);
         let source = ModelSource::Gguf { files: vec![path.clone()], tokenizer_dir: None, tokenizer_json: None };

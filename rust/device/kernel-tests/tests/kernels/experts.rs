@@ -26,6 +26,7 @@ fn rules() -> Vec<(RoutingRule, usize)> {
         (RoutingRule { num_chosen: 8, normalize: Some(0.0), ..RULE }, 128),
         (RoutingRule { num_chosen: 4, score: RouterScore::SoftmaxOfChosen, ..RULE }, 32),
         (RoutingRule { num_chosen: 2, score: RouterScore::SoftmaxOfChosen, normalize: Some(0.5), scale: 1.5, ..RULE }, 40),
+        (RoutingRule { num_chosen: 6, score: RouterScore::SigmoidOfChosen, normalize: Some(0.0), ..RULE }, 384),
         (RoutingRule { num_chosen: 6, groups: groups(false), scale: 16.0, ..RULE }, 160),
         (
             RoutingRule { num_chosen: 8, score: RouterScore::Sigmoid, groups: groups(true), normalize: Some(1e-20), scale: 2.5 },
@@ -54,6 +55,7 @@ fn route(rule: RoutingRule, logits: &[f32], num_experts: usize, correction: Opti
     let (score, jitter) = match rule.score {
         RouterScore::Softmax => (RouterScoreKind::Softmax, 0.0),
         RouterScore::SoftmaxOfChosen => (RouterScoreKind::SoftmaxOfChosen, 0.0),
+        RouterScore::SigmoidOfChosen => (RouterScoreKind::SigmoidOfChosen, 0.0),
         RouterScore::Sigmoid => (RouterScoreKind::Sigmoid, 0.0),
         RouterScore::Sparsemixer { jitter } => (RouterScoreKind::Sparsemixer, jitter),
     };
@@ -125,9 +127,13 @@ fn rows_choose_the_experts_that_the_rule_says() {
 #[test]
 fn of_equal_experts_the_first_are_chosen_and_none_twice_whatever_the_logits_are() {
     for bad in [0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        for score in
-            [RouterScore::Softmax, RouterScore::Sigmoid, RouterScore::SoftmaxOfChosen, RouterScore::Sparsemixer { jitter: 0.1 }]
-        {
+        for score in [
+            RouterScore::Softmax,
+            RouterScore::Sigmoid,
+            RouterScore::SoftmaxOfChosen,
+            RouterScore::SigmoidOfChosen,
+            RouterScore::Sparsemixer { jitter: 0.1 },
+        ] {
             let rule = RoutingRule { num_chosen: 40, score, ..RULE };
             let mut chosen = route(rule, &[bad; 40], 40, None, 8).chosen;
             if bad == 0.0 {

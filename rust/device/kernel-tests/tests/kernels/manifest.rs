@@ -56,7 +56,7 @@ fn argument_structs_have_the_same_size_on_both_sides() {
         GatedNormArgs,
         Mamba2Args,
         MambaArgs,
-        SigmoidGateArgs
+        AttentionGateArgs
     ];
     for kernel in Kernel::all() {
         let size = mirrored.iter().find(|(name, _)| *name == kernel.args_name()).map(|(_, size)| *size);

@@ -2,9 +2,9 @@
 //! alone; and the convolution's kernel by itself.
 
 use device::{
-    Backend, Conv, DType, Device, EmbedArgs, EmbeddingTable, GatedDelta, Linear, LinearOptions, Mamba, Mamba2, Norm, NormKind,
-    Phases, Precision, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache, StepGraphs, StepMetadata, StepRecorder,
-    WeightView,
+    Backend, Conv, DType, Device, EmbedArgs, EmbeddingTable, GateActivation, GatedDelta, Linear, LinearOptions, Mamba, Mamba2,
+    Norm, NormKind, Phases, Precision, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv, StateCache, StepGraphs,
+    StepMetadata, StepRecorder, WeightView,
     cpu::ReferenceBackend,
     cuda::{CudaBackend, CudaOptions},
     kernel_args::{CausalConvArgs, ConvPart, NO_SLOT, RecurrentRequest},
@@ -17,7 +17,7 @@ use kernel_tests::{
 };
 
 const HIDDEN: usize = 48;
-const KINDS: usize = 12;
+const KINDS: usize = 14;
 const CLOSE: [f32; 2] = [1e-3, 1e-3];
 
 /// Loads weights in the order in which they are asked for.
@@ -95,10 +95,22 @@ impl Source<'_> {
         })
     }
 
-    fn gated_delta(&mut self, [num_key_heads, num_value_heads, key_dim, dim]: [usize; 4], is_grouped: bool) -> Recurrent {
+    /// Of Kimi Delta Attention where there are ranks, of the gate and of the decays.
+    fn gated_delta(
+        &mut self,
+        [num_key_heads, num_value_heads, key_dim, dim]: [usize; 4],
+        is_grouped: bool,
+        ranks: Option<[usize; 2]>,
+    ) -> Recurrent {
         let (keys, values) = (num_key_heads * key_dim, num_value_heads * dim);
-        let [q, k, v, z] = [keys, keys, values, values].map(|rows| self.linear(rows));
-        let [b, dt] = [num_value_heads; 2].map(|rows| self.linear(rows));
+        let num_decays = if ranks.is_some() { keys } else { num_value_heads };
+        let [q, k, v] = [keys, keys, values].map(|rows| self.linear(rows));
+        let [z, dt] = [(values, 0), (num_decays, 1)].map(|(rows, i)| match ranks {
+            None => self.linear(rows),
+            Some(ranks) => self.matrix([rows, ranks[i]], false),
+        });
+        let b = self.linear(num_value_heads);
+        let down = ranks.map(|ranks| ranks.map(|rank| self.linear(rank)));
         Recurrent::GatedDelta(GatedDelta {
             q,
             k,
@@ -106,9 +118,11 @@ impl Source<'_> {
             z,
             b,
             dt,
+            down,
             convs: [keys, keys, values].map(|channels| self.conv(channels, 4, false)),
-            dt_bias: self.rng.floats(num_value_heads).into(),
+            dt_bias: self.rng.floats(num_decays).into(),
             a: self.rates(num_value_heads).into(),
+            beta_scale: if num_key_heads == 1 { 2.0 } else { 1.0 },
             norm: self.norm(dim),
             num_key_heads,
             num_value_heads,
@@ -126,13 +140,15 @@ fn load(backend: &dyn Backend, kind: usize) -> Recurrent {
         2 => source.mamba2([6, 10, 2, 7], true),
         3 => source.mamba2([1, 64, 1, 128], false),
         4 => source.mamba2([1, 33, 1, 130], false),
-        5 => source.gated_delta([2, 4, 16, 24], true),
-        6 => source.gated_delta([2, 4, 9, 33], false),
-        7 => source.gated_delta([1, 1, 130, 33], true),
+        5 => source.gated_delta([2, 4, 16, 24], true, None),
+        6 => source.gated_delta([2, 4, 9, 33], false, None),
+        7 => source.gated_delta([1, 1, 130, 33], true, None),
         8 => source.mamba([72, 16, 8], true),
         9 => source.mamba([40, 7, 16], false),
         10 => source.mamba([40, 40, 8], true),
-        _ => source.mamba([40, 130, 8], true),
+        11 => source.mamba([40, 130, 8], true),
+        12 => source.gated_delta([3, 3, 9, 33], true, Some([5, 7])),
+        _ => source.gated_delta([1, 1, 130, 24], true, Some([16, 8])),
     }
 }
 
@@ -413,13 +429,15 @@ fn convolutions_have_the_same_bits_however_rows_are_shared_out() {
 fn attention_is_gated() {
     let mut rng = Rng::new(6);
     let [x, gate] = [(); 2].map(|()| rng.floats(3 * 700));
-    let run = |backend: &dyn Backend| {
-        let (mut x, gate) = (tensor(backend, &x, 700), tensor(backend, &gate, 700));
-        backend.recurrent_phases().unwrap().gate(&mut x, &gate);
-        fetched(backend, x)
-    };
     let cuda = CudaBackend::new(driver(Order::Descending)).unwrap();
-    assert_close(&run(&cuda), &run(&ReferenceBackend::new()), [1e-6, 1e-6], "a gate");
+    for (cols, activation) in [(700, GateActivation::Sigmoid), (7, GateActivation::Sigmoid), (7, GateActivation::Softplus)] {
+        let run = |backend: &dyn Backend| {
+            let (mut x, gate) = (tensor(backend, &x, 700), tensor(backend, &gate[..3 * cols], cols));
+            backend.recurrent_phases().unwrap().gate(&mut x, &gate, activation);
+            fetched(backend, x)
+        };
+        assert_close(&run(&cuda), &run(&ReferenceBackend::new()), [1e-6, 1e-6], &format!("{activation:?} of {cols}"));
+    }
 }
 
 #[test]

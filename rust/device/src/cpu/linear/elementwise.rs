@@ -6,7 +6,7 @@
 // A body that is not inlined would be compiled for the baseline instructions only.
 #![allow(clippy::inline_always)]
 
-use crate::{Activation, Norm, NormKind, Xielu};
+use crate::{Activation, GateActivation, Norm, NormKind, Xielu};
 
 /// Defines `$name(isa, ...)`: `$body(...)` compiled for the instructions of the ISA.
 macro_rules! per_isa {
@@ -233,15 +233,23 @@ fn gate_body(activation: Activation, gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
-fn sigmoid_gate_body(x: &mut [f32], gate: &[f32]) {
-    for (x, gate) in x.iter_mut().zip(gate) {
-        *x *= sigmoid(*gate);
+fn attention_gate_body(x: &mut [f32], gate: &[f32], activation: GateActivation) {
+    let gated = |x: &mut f32, gate: f32| match activation {
+        GateActivation::Sigmoid => *x *= sigmoid(gate),
+        GateActivation::Softplus => *x *= softplus(gate),
+    };
+    if x.len() == gate.len() {
+        x.iter_mut().zip(gate).for_each(|(x, gate)| gated(x, *gate));
+        return;
+    }
+    for (head, gate) in x.chunks_exact_mut(x.len() / gate.len()).zip(gate) {
+        head.iter_mut().for_each(|x| gated(x, *gate));
     }
 }
 
 per_isa!(
-    /// `x *= sigmoid(gate)`.
-    sigmoid_gate = sigmoid_gate_body(x: &mut [f32], gate: &[f32])
+    /// `x` times the gate's activation, which is of one element or of as many as there are more of them.
+    attention_gate = attention_gate_body(x: &mut [f32], gate: &[f32], activation: GateActivation)
 );
 per_isa!(
     /// `x = norm(x)`.

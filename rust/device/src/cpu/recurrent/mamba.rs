@@ -25,7 +25,7 @@ pub(super) fn mamba(
 ) {
     let (rows, isa) = (out.rows(), run.context.isa);
     let (width, state_dim) = (weights.x.out_features, weights.state_dim());
-    let [x, z, dt_down, b, c, dt] = &mut scratch.projected;
+    let [x, z, dt_down, b, c, dt, ..] = &mut scratch.projected;
     let (x, z, dt) = (x.rows(rows, width), z.rows(rows, width), dt.rows(rows, width));
     let (dt_down, b, c) = (dt_down.rows(rows, weights.dt_down.out_features), b.rows(rows, state_dim), c.rows(rows, state_dim));
     multiply(input, &mut [(&weights.x, &mut *x), (&weights.z, &mut *z)]);

@@ -1,8 +1,8 @@
 //! Recurrent layers, plainly and in double precision.
 
 use crate::{
-    Activation, AdapterRows, Conv, GatedDelta, Linear, Mamba, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases, ShortConv,
-    StepMetadata, Tensor,
+    Activation, AdapterRows, Conv, GateActivation, GatedDelta, Linear, Mamba, Mamba2, Recurrent, RecurrentArgs, RecurrentPhases,
+    ShortConv, StepMetadata, Tensor, recurrent::gate_group,
 };
 
 use super::{ReferenceBackend, activate, norm_part, norm_row, normed, products};
@@ -144,7 +144,13 @@ fn mamba2(weights: &Mamba2, input: Input<'_>, state: &mut [f32], out: &mut [f32]
 fn gated_delta(weights: &GatedDelta, input: Input<'_>, state: &mut [f32], out: &mut [f32]) {
     let GatedDelta { q, k, v, z, b, dt, convs, num_value_heads, .. } = weights;
     let qkv = [q, k, v].map(|linear| input.product(linear));
-    let [z, b, dt] = [z, b, dt].map(|linear| input.product(linear));
+    let b = input.product(b);
+    let [z, dt] = match &weights.down {
+        None => [z, dt].map(|linear| input.product(linear)),
+        Some([of_z, of_dt]) => {
+            [(of_z, z), (of_dt, dt)].map(|(down, up)| Input { values: &input.product(down), ..input }.product(up))
+        }
+    };
     let (key_dim, dim, width) = (weights.key_dim(), weights.value_dim(), v.out_features);
     let (mut past, states) = state.split_at_mut(convs.iter().map(Conv::state_len).sum());
     let mut pasts = Vec::new();
@@ -168,12 +174,16 @@ fn gated_delta(weights: &GatedDelta, input: Input<'_>, state: &mut [f32], out: &
             let query = unit(&mixed[0][key_head..key_head + key_dim], (key_dim as f64).sqrt().recip());
             let key = unit(&mixed[1][key_head..key_head + key_dim], 1.0);
             let scalar = token * num_value_heads + head;
-            let beta = sigmoid(b[scalar]);
-            let step = softplus(f64::from(dt[scalar]) + f64::from(weights.dt_bias[head]));
-            let decay = (step * f64::from(weights.a[head])).exp();
+            let beta = f64::from(weights.beta_scale) * sigmoid(b[scalar]);
+            let decay = |n: usize| {
+                let place = if weights.decays_by_row() { head * key_dim + n } else { head };
+                let step = softplus(f64::from(dt[token * weights.dt_bias.len() + place]) + f64::from(weights.dt_bias[place]));
+                (step * f64::from(weights.a[head])).exp()
+            };
+            let decays: Vec<f64> = (0..key_dim).map(decay).collect();
             for i in 0..dim {
                 let column = |n: usize| (head * key_dim + n) * dim + i;
-                (0..key_dim).for_each(|n| states[column(n)] = (f64::from(states[column(n)]) * decay) as f32);
+                (0..key_dim).for_each(|n| states[column(n)] = (f64::from(states[column(n)]) * decays[n]) as f32);
                 let known: f64 = key.iter().enumerate().map(|(n, k)| k * f64::from(states[column(n)])).sum();
                 let change = beta * (f64::from(mixed[2][head * dim + i]) - known);
                 for (n, k) in key.iter().enumerate() {
@@ -184,7 +194,7 @@ fn gated_delta(weights: &GatedDelta, input: Input<'_>, state: &mut [f32], out: &
             let part = &mut out[head * dim..(head + 1) * dim];
             norm_row(&weights.norm, part);
             for (out, z) in part.iter_mut().zip(&z[token * width + head * dim..]) {
-                *out *= silu(*z);
+                *out *= if weights.down.is_some() { sigmoid(*z) as f32 } else { silu(*z) };
             }
         }
     }
@@ -209,7 +219,14 @@ impl RecurrentPhases for ReferenceBackend {
         }
     }
 
-    fn gate(&self, x: &mut Tensor, gate: &Tensor) {
-        x.as_mut_slice().iter_mut().zip(gate.as_slice()).for_each(|(x, gate)| *x = (f64::from(*x) * sigmoid(*gate)) as f32);
+    fn gate(&self, x: &mut Tensor, gate: &Tensor, activation: GateActivation) {
+        let group = gate_group(x, gate);
+        for (head, gate) in x.as_mut_slice().chunks_exact_mut(group).zip(gate.as_slice()) {
+            let by = match activation {
+                GateActivation::Sigmoid => sigmoid(*gate),
+                GateActivation::Softplus => softplus(f64::from(*gate)),
+            };
+            head.iter_mut().for_each(|x| *x = (f64::from(*x) * by) as f32);
+        }
     }
 }

@@ -38,7 +38,7 @@ impl Run<'_> {
     pub(super) fn mamba(
         &mut self,
         weights: &Mamba,
-        [_, z, _, b, c, dt]: [DevicePtr; 6],
+        [_, z, _, b, c, dt, ..]: [DevicePtr; 8],
         mixed: DevicePtr,
     ) -> Result<(), CudaError> {
         let (width, state_dim) = (weights.x.out_features, weights.state_dim());

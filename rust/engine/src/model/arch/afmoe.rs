@@ -8,7 +8,7 @@ use super::{Architecture, deepseek};
 use crate::{
     EngineError,
     model::{
-        config::{DecoderConfig, ExpertsConfig, Norms, QkNorm, SharedConfig},
+        config::{DecoderConfig, ExpertsConfig, Norms, OutputGate, QkNorm, SharedConfig},
         fields::{Fields, GgufFields, HfFields},
     },
     weights::Role,
@@ -72,7 +72,7 @@ fn with_kinds(config: DecoderConfig, window: usize, sliding: &[bool]) -> Decoder
     for (layer, slides) in config.layers.iter_mut().zip(sliding) {
         layer.norms = Norms::Around;
         let attention = &mut layer.attention;
-        (attention.output_gate, attention.qk_norm) = (true, Some(QkNorm::Heads));
+        (attention.output_gate, attention.qk_norm) = (Some(OutputGate::SIGMOID), Some(QkNorm::Heads));
         attention.rope = slides.then_some(0);
     }
     config

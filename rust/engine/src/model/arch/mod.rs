@@ -35,8 +35,12 @@ mod hunyuan;
 mod hunyuan_moe;
 mod internlm;
 mod jamba;
+mod kimi_linear;
+mod kolibri;
+mod laguna;
 mod lfm2;
 mod lfm2_moe;
+mod lfm3;
 mod llama;
 mod llama4;
 mod mamba;
@@ -56,6 +60,7 @@ mod nemotron_h;
 mod olmo;
 mod olmo2;
 mod olmo3;
+mod olmo_hybrid;
 mod olmoe;
 mod opt;
 mod orion;
@@ -192,6 +197,9 @@ pub const GROUPS: [(&str, &[Architecture]); 5] = [
             dots1::BAILING_V2,
             afmoe::ARCHITECTURE,
             dbrx::ARCHITECTURE,
+            cohere2::MOE,
+            laguna::ARCHITECTURE,
+            kolibri::ARCHITECTURE,
         ],
     ),
     (
@@ -212,6 +220,7 @@ pub const GROUPS: [(&str, &[Architecture]); 5] = [
         &[
             lfm2::ARCHITECTURE,
             lfm2_moe::ARCHITECTURE,
+            lfm3::ARCHITECTURE,
             granite_hybrid::ARCHITECTURE,
             bamba::ARCHITECTURE,
             nemotron_h::ARCHITECTURE,
@@ -224,6 +233,8 @@ pub const GROUPS: [(&str, &[Architecture]); 5] = [
             qwen3_next::NEXT,
             qwen3_next::QWEN3_5,
             qwen3_next::QWEN3_5_MOE,
+            olmo_hybrid::ARCHITECTURE,
+            kimi_linear::ARCHITECTURE,
         ],
     ),
     (

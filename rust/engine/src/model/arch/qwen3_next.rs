@@ -7,7 +7,7 @@ use super::{Architecture, qwen2, qwen2_moe};
 use crate::{
     EngineError,
     model::{
-        config::{DecoderConfig, DeltaLayout, ExpertsConfig, QkNorm, RecurrentConfig, SharedConfig},
+        config::{DecoderConfig, DeltaLayout, ExpertsConfig, OutputGate, QkNorm, RecurrentConfig, SharedConfig},
         fields::{Fields, GgufFields, HfFields},
     },
     weights::{Names, Role},
@@ -96,6 +96,8 @@ fn from_hf(architecture: &'static str, fields: &HfFields<'_>, layout: DeltaLayou
         kernel: kernel?,
         layout,
         eps: config.norm.eps,
+        has_negative: false,
+        rank: None,
     };
     let config = config.with_layers(|layer| (layer.attention.qkv_bias, layer.attention.output_bias) = (bias, bias));
     Ok(with_layers(config, delta, |layer| is_recurrent[layer]))
@@ -139,13 +141,15 @@ fn with_gguf_layers(config: DecoderConfig, fields: &GgufFields<'_>, layout: Delt
         kernel: fields.required_size("ssm.conv_kernel")?,
         layout,
         eps: config.norm.eps,
+        has_negative: false,
+        rank: None,
     };
     Ok(with_layers(config, delta, |layer| !(layer + 1).is_multiple_of(interval)))
 }
 
 fn with_layers(config: DecoderConfig, delta: RecurrentConfig, is_recurrent: impl Fn(usize) -> bool) -> DecoderConfig {
     let config = config.with_layers(|layer| {
-        (layer.attention.qk_norm, layer.attention.output_gate) = (Some(QkNorm::Heads), true);
+        (layer.attention.qk_norm, layer.attention.output_gate) = (Some(QkNorm::Heads), Some(OutputGate::SIGMOID));
     });
     config.with_recurrent(delta, is_recurrent)
 }

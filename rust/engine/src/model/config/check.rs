@@ -131,7 +131,7 @@ impl DecoderConfig {
                  residual streams, which is not computed"
             ));
         }
-        if is_double && (layer.attention.output_gate || layer.attention.latent.is_some()) {
+        if is_double && (layer.attention.output_gate.is_some() || layer.attention.latent.is_some()) {
             return Err(format!(
                 "layer {index} has a state beside attention that is latent or has a gate, which is not computed"
             ));
@@ -151,9 +151,6 @@ impl DecoderConfig {
         }
         if layer.is_cross && (layer.is_parallel || layer.ffn.num_experts() > 0 || layer.norms != Norms::Before) {
             return Err(format!("layer {index} looks at images, and has experts, parallel parts or norms behind them"));
-        }
-        if layer.is_parallel && layer.ffn.num_experts() > 0 {
-            return Err(format!("layer {index} has experts beside its attention; they must come after it"));
         }
         let attention = &layer.attention;
         let AttentionConfig { num_heads, num_kv_heads, head_dim, .. } = *attention;

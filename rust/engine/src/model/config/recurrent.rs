@@ -70,6 +70,11 @@ pub enum RecurrentConfig {
         layout: DeltaLayout,
         /// Added to the mean square by the norm within.
         eps: f32,
+        /// What is known of a key may change its sign.
+        has_negative: bool,
+        /// Of Kimi Delta Attention (arXiv:2510.26692), where each row of a state has a decay of its own and the gate is a
+        /// sigmoid: columns between the thin matrices of both.
+        rank: Option<usize>,
     },
 }
 
@@ -120,6 +125,8 @@ pub enum DeltaLayout {
     Apart,
     /// The same; value heads are in the order of their number within their key head.
     Tiled,
+    /// All by themselves, as the convolutions of queries, keys and values are.
+    ConvsApart,
 }
 
 impl RecurrentConfig {
@@ -142,8 +149,12 @@ impl RecurrentConfig {
             Self::Mamba2 { num_heads, num_groups, state_dim, .. } => {
                 2 * self.width(hidden) + 2 * num_groups * state_dim + num_heads
             }
-            Self::GatedDelta { num_key_heads, num_value_heads, key_dim, .. } => {
-                2 * self.width(hidden) + 2 * num_key_heads * key_dim + 2 * num_value_heads
+            Self::GatedDelta { num_key_heads, num_value_heads, key_dim, rank, .. } => {
+                let of_decays = match rank {
+                    None => num_value_heads,
+                    Some(rank) => num_value_heads * key_dim + 2 * rank,
+                };
+                2 * self.width(hidden) + 2 * num_key_heads * key_dim + num_value_heads + of_decays
             }
         }
     }
@@ -207,8 +218,9 @@ impl RecurrentConfig {
                 }
                 Err(format!("{num_heads} heads of the state are not a multiple of {num_groups} groups"))
             }
-            Self::GatedDelta { num_key_heads, num_value_heads, key_dim, value_dim, kernel: len, eps, .. } => {
+            Self::GatedDelta { num_key_heads, num_value_heads, key_dim, value_dim, kernel: len, eps, rank, .. } => {
                 kernel(len)?;
+                rank.map_or(Ok(()), |rank| in_range("rank of the decays of the state", rank, hidden))?;
                 in_range("number of key heads of the state", num_key_heads, MAX_HEADS)?;
                 in_range("number of value heads of the state", num_value_heads, MAX_HEADS)?;
                 in_range("elements of a key of the state", key_dim, MAX_HEAD_DIM)?;
