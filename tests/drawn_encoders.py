@@ -63,6 +63,24 @@ SCORERS: dict[str, dict[str, Any]] = {
     "qwen3-rerank": {**SIZES, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256},
 }
 """Of pairs."""
+TEMPLATE = (
+    "[CLS]{% for message in messages %}{% if message.role == 'system' %}{{ message.content }} {% endif %}{% endfor %}"
+    "{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}[SEP]"
+    "{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}[SEP] {{ asked }}"
+    "{% if add_generation_prompt %} crabs{% endif %}"
+)
+ANSWERERS: dict[str, dict[str, Any]] = {
+    "qwen3-logit-rerank": {**SCORERS["qwen3-rerank"], "tie_word_embeddings": True},
+    "gemma2-logit-rerank": {
+        **SCORERS["qwen3-rerank"],
+        "model_type": "gemma2",
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 16,
+        "final_logit_softcapping": 2.0,
+        "tie_word_embeddings": False,
+    },
+}
+"""Of pairs, by the logits of one token or two: the first with a chat template, as Qwen3-Reranker has it."""
 POOLING = {
     "bert": "mean",
     "xlm-roberta": "cls",
@@ -164,6 +182,16 @@ def embedder(name: str) -> None:
         keep(Path(saved), name, shapes, golden)
 
 
+def scores(model: Any, ids: list[list[int]], types: list[list[int]]) -> dict[str, Any]:
+    from torch.nn import Identity
+
+    pairs = [(QUERY, text) for text in TEXTS]
+    golden: dict[str, Any] = {"query": QUERY, "documents": TEXTS}
+    golden["scores"] = [round(float(score), DIGITS) for score in model.predict(pairs)]
+    golden["logits"] = [round(float(score), DIGITS) for score in model.predict(pairs, activation_fn=Identity())]
+    return {**golden, "ids": ids, "types": types}
+
+
 def scorer(name: str) -> None:
     import transformers
     from sentence_transformers import CrossEncoder
@@ -173,15 +201,43 @@ def scorer(name: str) -> None:
         config = {**SCORERS[name], "num_labels": 1}
         shapes = checkpoint(config, transformers.AutoModelForSequenceClassification, Path(plain))
         model = CrossEncoder(plain, device="cpu")
-        golden: dict[str, Any] = {"query": QUERY, "documents": TEXTS}
-        pairs = [(QUERY, text) for text in TEXTS]
-        golden["scores"] = [round(float(score), DIGITS) for score in model.predict(pairs)]
-        golden["logits"] = [round(float(score), DIGITS) for score in model.predict(pairs, activation_fn=Identity())]
-        encoded = [model.tokenizer(*pair, truncation=True, max_length=150) for pair in pairs]
-        golden["ids"] = [[int(id) for id in one["input_ids"]] for one in encoded]
-        golden["types"] = [[int(id) for id in one.get("token_type_ids", [0] * len(one["input_ids"]))] for one in encoded]
+        encoded = [model.tokenizer(QUERY, text, truncation=True, max_length=150) for text in TEXTS]
+        ids = [[int(id) for id in one["input_ids"]] for one in encoded]
+        types = [[int(id) for id in one.get("token_type_ids", [0] * len(one["input_ids"]))] for one in encoded]
+        golden = scores(model, ids, types)
         if name == "bert-rerank":
             # As those of MS MARCO are.
+            model.activation_fn = Identity()
+        model.save(saved)
+        keep(Path(saved), name, shapes, golden)
+
+
+def answerer(name: str) -> None:
+    import transformers
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.cross_encoder.modules import LogitScore
+    from torch.nn import Identity
+
+    with tempfile.TemporaryDirectory() as plain, tempfile.TemporaryDirectory() as saved:
+        shapes = checkpoint(ANSWERERS[name], transformers.AutoModelForCausalLM, Path(plain))
+        is_chat = name.startswith("qwen3")
+        options: dict[str, Any] = {}
+        if is_chat:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(plain)
+            tokenizer.chat_template = TEMPLATE
+            tokenizer.save_pretrained(plain)
+            variables = {"add_generation_prompt": True, "asked": "What do they eat?"}
+            options["processing_kwargs"] = {"chat_template": variables}
+        transformer = Transformer(plain, transformer_task="text-generation", **options)
+        yes, no = (transformer.tokenizer.convert_tokens_to_ids(token) for token in ("the", "crab"))
+        score = LogitScore(yes, no if is_chat else None)
+        model = CrossEncoder(
+            modules=[transformer, score], prompts={"query": "The crab: "}, default_prompt_name="query", device="cpu"
+        )
+        encoded = [model.preprocess([(QUERY, text)], prompt="The crab: ")["input_ids"][0].tolist() for text in TEXTS]
+        golden = scores(model, encoded, [[0] * len(ids) for ids in encoded])
+        if is_chat:
             model.activation_fn = Identity()
         model.save(saved)
         keep(Path(saved), name, shapes, golden)
@@ -193,6 +249,8 @@ def main() -> None:
         embedder(name)
     for name in SCORERS:
         scorer(name)
+    for name in ANSWERERS:
+        answerer(name)
     pack(ENCODERS)
 
 

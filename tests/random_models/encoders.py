@@ -9,7 +9,7 @@ import torch
 from common import EXACT, Case, Comparison, Config, draw_model, largest, load_engine, read_json, save_model, write_json
 from goldens import GOLDEN
 from sentence_transformers import CrossEncoder, SentenceTransformer
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from mistral_paged import EmbeddingRequest, RerankRequest, Which
 
@@ -38,7 +38,14 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "local_attention": (2, 8, 16, 40, 400),
 }
 # What such a classifier has no use for, or another meaning.
-FIXED = {"nomic": {"hidden_act"}, "eurobert": {"hidden_act", "classifier_pooling"}, "qwen3-rerank": {"hidden_act", "mlp_bias"}}
+DECODER = {"hidden_act", "mlp_bias"}
+FIXED = {
+    "nomic": {"hidden_act"},
+    "eurobert": {"hidden_act", "classifier_pooling"},
+    "qwen3-rerank": DECODER,
+    "qwen3-logit-rerank": DECODER,
+    "gemma2-logit-rerank": DECODER,
+}
 
 
 def families() -> list[str]:
@@ -71,6 +78,22 @@ def draw_pooling(case: Case) -> None:
         width = case.configuration.get("hidden_size", case.configuration.get("dim"))
         modes = ("mean", "cls", "lasttoken")
         write_json(path, read_json(path) | {"embedding_dimension": width, "pooling_mode": case.random.choice(modes)})
+
+
+def draw_score(case: Case) -> None:
+    """Other tokens, whose logits lie apart, as a score; what there is before it and behind."""
+    random = case.random
+    for path in case.folder.glob("*_LogitScore/config.json"):
+        yes, no = random.sample(range(case.configuration["vocab_size"]), 2)
+        write_json(path, read_json(path) | {"true_token_id": yes, "false_token_id": random.choice([no, None])})
+        path = case.folder / "sentence_bert_config.json"
+        config = read_json(path)
+        if "processing_kwargs" in config:
+            config["processing_kwargs"]["chat_template"]["add_generation_prompt"] = random.random() < 0.5
+            write_json(path, config)
+        path = case.folder / "config_sentence_transformers.json"
+        named = {"default_prompt_name": random.choice(["query", None])}
+        write_json(path, read_json(path) | named | {"activation_fn": "torch.nn.modules.linear.Identity"})
 
 
 def vectors(case: Case, texts: list[str]) -> Comparison:
@@ -113,9 +136,13 @@ def compare(case: Case) -> Comparison:
     shutil.copytree(ENCODERS / case.family, case.folder, ignore=ignored, dirs_exist_ok=True, copy_function=shutil.copyfile)
     golden = read_json(ENCODERS / case.family / "golden.json")
     scores_pairs = case.family.endswith("-rerank")
-    model = draw_model(case, lambda: draw_config(case), AutoModelForSequenceClassification if scores_pairs else AutoModel)
+    classes = AutoModelForSequenceClassification if scores_pairs else AutoModel
+    if "-logit-" in case.family:
+        classes = AutoModelForCausalLM
+    model = draw_model(case, lambda: draw_config(case), classes)
     save_model(case, model, case.random.random() < 0.5)
     draw_pooling(case)
+    draw_score(case)
     if scores_pairs:
         return scores(case, golden["query"], golden["documents"])
     return vectors(case, [entry["input"] for entry in golden])

@@ -69,6 +69,8 @@ pub struct RenderOptions {
     pub continue_final_message: bool,
     /// Written behind what the template gives, as if it were a part of it: special tokens in it are such.
     pub appended: String,
+    /// The contents of messages are lists of parts, whatever the template looks for.
+    pub has_parts: bool,
     /// Given to the template when set.
     pub enable_thinking: Option<bool>,
     /// Given to the template when set.
@@ -89,6 +91,7 @@ impl Default for RenderOptions {
             add_generation_prompt: true,
             continue_final_message: false,
             appended: String::new(),
+            has_parts: false,
             enable_thinking: None,
             reasoning_effort: None,
             thinking_budget: None,
@@ -137,8 +140,8 @@ impl ChatTemplate {
         if messages.is_empty() {
             return Err(EngineError::InvalidArgument("messages is empty; a chat needs at least one message".into()));
         }
-        let messages =
-            messages.iter().enumerate().map(|(i, m)| message_object(i, m, self.form)).collect::<Result<Vec<_>, _>>()?;
+        let form = if options.has_parts { ContentForm::Parts } else { self.form };
+        let messages = messages.iter().enumerate().map(|(i, m)| message_object(i, m, form)).collect::<Result<Vec<_>, _>>()?;
         let num_bytes: usize = messages.iter().map(|m| m.to_string().len()).sum();
 
         let mut context = options.extra.clone();

@@ -38,8 +38,8 @@ pub use completion::{
 };
 pub use device::{HostMemory, cpu::Isa, cuda, host_memory, num_physical_cores};
 pub use embedding::{
-    EmbeddingConfig, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, HeadActivation, HeadConfig, Pooling, RerankRequest,
-    ScoreActivation, Truncation,
+    EmbeddingConfig, EmbeddingInput, EmbeddingOptions, EmbeddingRequest, HeadActivation, HeadConfig, PairTemplate, Pooling,
+    RerankRequest, ScoreActivation, TokenLogits, Truncation,
 };
 pub use engine::{
     Continuation, CpuOptions, DEFAULT_MTP_DRAFTS, Device, DeviceBytes, DraftModel, Drain, Engine, EngineConfig, GroupPlan,

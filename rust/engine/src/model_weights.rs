@@ -6,7 +6,7 @@ use device::{Backend, mmap::FileWatch};
 
 use crate::{
     EngineError, LoadProgress,
-    embedding::{Embedder, Head},
+    embedding::{Embedder, Heads},
     lora::{Recorder, Sites},
     media::{Encoders, MediaEncoder, TowerWeights},
     model::{Decoder, ModelFiles, decoder::Head as MtpHead, loader::Loader},
@@ -58,7 +58,7 @@ impl ModelWeights {
         let mut recorder = Recorder::new(&mut loader);
         let decoder = Decoder::new(&mut recorder, files.config())?;
         let sites = Arc::new(recorder.sites(backend));
-        let heads = files.embedding().map(|embedding| Head::all(&mut loader, embedding)).transpose()?;
+        let heads = files.embedding().map(|embedding| Heads::new(&mut loader, embedding)).transpose()?;
         let mut bytes = loader.bytes;
         let mut encoders = Encoders::default();
         if let Some(media) = files.media() {

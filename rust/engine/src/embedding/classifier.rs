@@ -76,29 +76,34 @@ pub(crate) fn of_folder(
         has_norm: false,
     };
     let heads = before.into_iter().chain([classifier]).collect();
-    let scores = EmbeddingConfig::scores(pooling, heads, activation(dir, &fields)?);
-    Ok(Some(EmbeddingConfig { max_input_len, lower_case, ..scores }))
+    let scores =
+        EmbeddingConfig { max_input_len, lower_case, ..EmbeddingConfig::scores(pooling, heads, ScoreActivation::Sigmoid) };
+    with_saved(scores, dir, &fields).map(Some)
 }
 
-/// What scores become: sentence-transformers keeps it in a file of its own, and before in config.json, in one place or another.
-fn activation(dir: &Path, fields: &HfFields<'_>) -> Result<ScoreActivation, EngineError> {
+/// With what scores become, and with the text that goes before queries: sentence-transformers keeps it in a file of its own, and
+/// before in config.json, in one place or another.
+pub(super) fn with_saved(mut scores: EmbeddingConfig, dir: &Path, fields: &HfFields<'_>) -> Result<EmbeddingConfig, EngineError> {
     let file = dir.join("config_sentence_transformers.json");
     let what = file.display().to_string();
     let own = match read_json(&file).map_err(EngineError::Load)? {
         Some(Value::Object(object)) => Some(HfFields::new(&what, object)),
         _ => fields.child("sentence_transformers")?,
     };
-    if let Some((own, name)) = own.as_ref().and_then(|own| Some((own, own.value("default_prompt_name")?))) {
-        return Err(own.error("default_prompt_name", format!("is {name}; texts that go before pairs are not supported")));
+    if let Some(own) = &own {
+        files::read_prompts(own, &mut scores)?;
     }
     let newer = own.map(|own| own.text("activation_fn")).transpose()?.flatten();
     let older = fields.text("sbert_ce_default_activation_function")?;
-    match newer.or(older).as_deref() {
-        None | Some("torch.nn.modules.activation.Sigmoid") => Ok(ScoreActivation::Sigmoid),
-        Some("torch.nn.modules.linear.Identity") => Ok(ScoreActivation::Identity),
-        Some(other) => Err(EngineError::NotSupported(format!(
-            "{}: scores that pass {other} are not computed; those that pass a sigmoid, or nothing, are",
-            fields.what
-        ))),
-    }
+    let activation = match newer.or(older).as_deref() {
+        None | Some("torch.nn.modules.activation.Sigmoid") => ScoreActivation::Sigmoid,
+        Some("torch.nn.modules.linear.Identity") => ScoreActivation::Identity,
+        Some(other) => {
+            return Err(EngineError::NotSupported(format!(
+                "{}: scores that pass {other} are not computed; those that pass a sigmoid, or nothing, are",
+                fields.what
+            )));
+        }
+    };
+    Ok(EmbeddingConfig { score: Some(activation), ..scores })
 }

@@ -17,18 +17,20 @@ use crate::{
 
 /// The weights of dense layers, in order.
 const HEADS: [Role; 2] = [Role::Dense2, Role::Dense3];
+/// The kind of module that makes a score of logits.
+pub(super) const LOGIT_SCORE: &str = "LogitScore";
 /// The module's file of weights.
 const WEIGHTS: &str = "model.safetensors";
 
 /// A file of which every key is read, or refused.
-struct File {
-    what: String,
+pub(super) struct File {
+    pub(super) what: String,
     object: Map<String, Value>,
 }
 
 impl File {
     /// `None` where there is none.
-    fn open(path: &Path) -> Result<Option<Self>, EngineError> {
+    pub(super) fn open(path: &Path) -> Result<Option<Self>, EngineError> {
         let what = path.display().to_string();
         match read_json(path).map_err(EngineError::Load)? {
             None => Ok(None),
@@ -37,13 +39,13 @@ impl File {
         }
     }
 
-    fn required(path: &Path) -> Result<Self, EngineError> {
+    pub(super) fn required(path: &Path) -> Result<Self, EngineError> {
         Self::open(path)?
             .ok_or_else(|| EngineError::Load(format!("{} does not exist, and modules.json names it", path.display())))
     }
 
     /// Its fields, once all of them are known by name.
-    fn fields(&self, known: &[&str]) -> Result<HfFields<'_>, EngineError> {
+    pub(super) fn fields(&self, known: &[&str]) -> Result<HfFields<'_>, EngineError> {
         let fields = HfFields::new(&self.what, self.object.clone());
         match self.object.iter().find(|(key, value)| !value.is_null() && !known.contains(&key.as_str())) {
             None => Ok(fields),
@@ -68,6 +70,8 @@ pub(crate) fn of_folder(dir: &Path, options: EmbeddingOptions, decoder: &Decoder
         lower_case: false,
         dimensions: decoder.hidden_size,
         score: None,
+        logits: None,
+        template: None,
     };
     let (mut pooling, mut files) = (None, Vec::new());
     for module in modules(dir)? {
@@ -84,6 +88,8 @@ pub(crate) fn of_folder(dir: &Path, options: EmbeddingOptions, decoder: &Decoder
                 files.push((role, module.path.join(WEIGHTS)));
             }
             "Normalize" if pooling.is_some() => {}
+            // What it makes of logits does not count where somebody asks for a vector.
+            LOGIT_SCORE if options.pooling.is_some() => {}
             kind => {
                 let text = format!(
                     "{}: a module of the kind {kind:?} in this place is not supported; what is: Transformer, Pooling, up to two of \
@@ -99,7 +105,7 @@ pub(crate) fn of_folder(dir: &Path, options: EmbeddingOptions, decoder: &Decoder
     let made_for = options.pooling.is_none().then_some(["feature-extraction", "last_hidden_state", "token_embeddings"]);
     (config.max_input_len, config.lower_case) = read_transformer(dir, made_for)?;
     if let Some(file) = File::open(&dir.join("config_sentence_transformers.json"))? {
-        read_prompts(&file, &mut config)?;
+        read_saved(&file, &mut config)?;
     }
     Ok((config, files))
 }
@@ -118,21 +124,34 @@ const TRANSFORMER_FILES: [&str; 7] = [
 /// Tokens of an input at most, and whether it is written in small letters. `made_for` is the model's task, what of its output
 /// counts, and how that is called.
 pub(super) fn read_transformer(dir: &Path, made_for: Option<[&str; 3]>) -> Result<(Option<usize>, bool), EngineError> {
-    for name in TRANSFORMER_FILES {
-        let Some(file) = File::open(&dir.join(name))? else { continue };
-        let known = ["max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"];
-        let fields = file.fields(&known)?;
-        if let Some([task, output, called]) = made_for {
-            fields.only(&[
-                ("transformer_task", json!(task)),
-                ("modality_config", json!({"text": {"method": "forward", "method_output_name": output}})),
-                ("module_output_name", json!(called)),
-            ])?;
-        }
-        let given = fields.size("max_seq_length")?.filter(|n| *n > 0);
-        return Ok((given.or(tokenizer_limit(dir)?), fields.flag("do_lower_case")?.unwrap_or(false)));
-    }
-    Ok((tokenizer_limit(dir)?, false))
+    let Some(file) = transformer_file(dir)? else { return Ok((tokenizer_limit(dir)?, false)) };
+    let Some([task, output, called]) = made_for else {
+        return limits(dir, &file.fields(&[&TRANSFORMER_KEYS[..], &["processing_kwargs"]].concat())?);
+    };
+    let fields = file.fields(&TRANSFORMER_KEYS)?;
+    fields.only(&[
+        ("transformer_task", json!(task)),
+        ("modality_config", json!({"text": {"method": "forward", "method_output_name": output}})),
+        ("module_output_name", json!(called)),
+    ])?;
+    limits(dir, &fields)
+}
+
+/// Its keys; without padding there is none to be taken off.
+pub(super) const TRANSFORMER_KEYS: [&str; 6] =
+    ["max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name", "unpad_inputs"];
+
+/// The file about the model itself.
+pub(super) fn transformer_file(dir: &Path) -> Result<Option<File>, EngineError> {
+    let mut files = TRANSFORMER_FILES.iter().map(|name| File::open(&dir.join(name)));
+    files.find(|file| !matches!(file, Ok(None))).unwrap_or(Ok(None))
+}
+
+/// Tokens of an input at most, and whether it is written in small letters.
+pub(super) fn limits(dir: &Path, fields: &HfFields<'_>) -> Result<(Option<usize>, bool), EngineError> {
+    fields.flag("unpad_inputs")?;
+    let given = fields.size("max_seq_length")?.filter(|n| *n > 0);
+    Ok((given.or(tokenizer_limit(dir)?), fields.flag("do_lower_case")?.unwrap_or(false)))
 }
 
 /// Whether its files make a vector of a text, whatever class the model is of.
@@ -162,18 +181,18 @@ fn tokenizer_limit(dir: &Path) -> Result<Option<usize>, EngineError> {
 fn no_pooling(what: &str, why: &str) -> EngineError {
     EngineError::InvalidArgument(format!(
         "{what}: {why} says how hidden states become one vector: give pooling=\"last\", \"mean\" or \"cls\" (Which.Embedding, or \
-         --pooling)"
+         --pooling). A {LOGIT_SCORE} module, as sentence-transformers writes it for a CrossEncoder, would make it score pairs"
     ))
 }
 
 /// What stands in modules.json behind the decoder.
-struct Module {
+pub(super) struct Module {
     /// The class, without where it is defined.
-    kind: String,
-    path: std::path::PathBuf,
+    pub(super) kind: String,
+    pub(super) path: std::path::PathBuf,
 }
 
-fn modules(dir: &Path) -> Result<Vec<Module>, EngineError> {
+pub(super) fn modules(dir: &Path) -> Result<Vec<Module>, EngineError> {
     let path = dir.join("modules.json");
     let what = path.display();
     let Some(json) = read_json(&path).map_err(EngineError::Load)? else { return Ok(Vec::new()) };
@@ -285,7 +304,7 @@ fn read_head(dir: &Path, role: Role, width: usize) -> Result<HeadConfig, EngineE
     Ok(HeadConfig { role, in_features, out_features, bias: fields.flag("bias")?.unwrap_or(true), activation, has_norm: false })
 }
 
-fn read_prompts(file: &File, config: &mut EmbeddingConfig) -> Result<(), EngineError> {
+fn read_saved(file: &File, config: &mut EmbeddingConfig) -> Result<(), EngineError> {
     let known = ["__version__", "model_type", "prompts", "default_prompt_name", "similarity_fn_name"];
     // What it says is about scores, and somebody has asked for a pooling.
     if file.object.get("model_type").is_some_and(|kind| kind == "CrossEncoder") {
@@ -295,6 +314,11 @@ fn read_prompts(file: &File, config: &mut EmbeddingConfig) -> Result<(), EngineE
     if let Some(kind) = fields.text("model_type")?.filter(|kind| kind != "SentenceTransformer") {
         return Err(fields.error("model_type", format!("is {kind:?}; what is computed: \"SentenceTransformer\"")));
     }
+    read_prompts(&fields, config)
+}
+
+/// The texts that go before others, and which of them does by itself.
+pub(super) fn read_prompts(fields: &HfFields<'_>, config: &mut EmbeddingConfig) -> Result<(), EngineError> {
     if let Some(prompts) = fields.child("prompts")? {
         for (name, text) in &prompts.object {
             let text = text.as_str().ok_or_else(|| prompts.error(name, "is no text"))?;
@@ -352,6 +376,8 @@ pub(crate) fn of_gguf(
         lower_case: false,
         dimensions,
         score: None,
+        logits: None,
+        template: None,
     })
 }
 

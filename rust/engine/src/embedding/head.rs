@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use device::{Backend, Linear, Norm, Projection, StepMetadata, Tensor};
 
-use super::{EmbeddingConfig, HeadActivation, Pooling, ScoreActivation, normalize};
+use super::{EmbeddingConfig, HeadActivation, Pooling, ScoreActivation, TokenLogits, normalize};
 use crate::{
     EngineError,
     model::{
@@ -21,15 +21,27 @@ pub(crate) struct Head {
     norm: Option<Norm>,
 }
 
-impl Head {
+/// What is behind the pooling.
+pub(crate) struct Heads {
+    dense: Vec<Head>,
+    /// The rows of tokens whose logits make the score.
+    logits: Option<(TokenLogits, Vec<Linear>)>,
+}
+
+impl Heads {
     /// Asks for the weights of all, each once.
-    pub(crate) fn all(weights: &mut dyn Weights, config: &EmbeddingConfig) -> Result<Vec<Self>, EngineError> {
+    pub(crate) fn new(weights: &mut dyn Weights, config: &EmbeddingConfig) -> Result<Self, EngineError> {
         let head = |head: &super::HeadConfig| {
             let norm = WeightId::global(Role::ClassifierNorm);
             let norm = head.has_norm.then(|| weights.norm(norm, [1, head.out_features])).transpose()?;
-            Ok(Self { linear: weights.linear(&head.matrix())?, activation: head.activation, norm })
+            Ok(Head { linear: weights.linear(&head.matrix())?, activation: head.activation, norm })
         };
-        config.heads.iter().map(head).collect()
+        let dense = config.heads.iter().map(head).collect::<Result<_, EngineError>>()?;
+        let rows = |logits: TokenLogits| {
+            let rows = logits.matrices().map(|matrix| weights.linear(&matrix)).collect::<Result<_, _>>()?;
+            Ok::<_, EngineError>((logits, rows))
+        };
+        Ok(Self { dense, logits: config.logits.map(rows).transpose()? })
     }
 }
 
@@ -37,7 +49,7 @@ impl Head {
 pub(crate) struct Embedder {
     pooling: Pooling,
     score: Option<ScoreActivation>,
-    heads: Vec<Head>,
+    heads: Heads,
     /// What goes into a head and what comes out, `[max_rows, widest]`.
     buffers: [Tensor; 2],
     /// Requests that pass the heads together at most.
@@ -53,7 +65,7 @@ impl Embedder {
     pub(crate) fn new(
         backend: &dyn Backend,
         config: &EmbeddingConfig,
-        heads: Vec<Head>,
+        heads: Heads,
         max_rows: usize,
     ) -> Result<Self, EngineError> {
         let alloc = || backend.alloc(max_rows, config.widest_head());
@@ -84,7 +96,10 @@ impl Embedder {
                 }
             }
         }
-        vectors.chunks_mut(self.max_rows).for_each(|chunk| self.pass_heads(backend, chunk));
+        for chunk in vectors.chunks_mut(self.max_rows) {
+            self.pass_heads(backend, chunk);
+            self.score_tokens(backend, chunk);
+        }
         for vector in &mut vectors {
             match self.score {
                 None => normalize(vector),
@@ -95,18 +110,11 @@ impl Embedder {
     }
 
     fn pass_heads(&mut self, backend: &dyn Backend, vectors: &mut [Vec<f32>]) {
-        let Some(first) = self.heads.first() else { return };
+        let Some(first) = self.heads.dense.first() else { return };
         let [x, out] = &mut self.buffers;
-        x.set_cols(first.linear.in_features);
-        x.set_rows(vectors.len());
-        for (row, vector) in vectors.iter().enumerate() {
-            x.row_mut(row).copy_from_slice(vector);
-        }
-        backend.store(x);
-        for head in &self.heads {
-            out.set_cols(head.linear.out_features);
-            out.set_rows(x.rows());
-            backend.norm_linear(x, None, &mut [Projection { linear: &head.linear, out }], &StepMetadata::default());
+        fill(x, first.linear.in_features, vectors, backend);
+        for head in &self.heads.dense {
+            multiply(&head.linear, x, out, backend);
             if head.activation != HeadActivation::Identity || head.norm.is_some() {
                 backend.fetch(out);
                 for row in 0..out.rows() {
@@ -123,6 +131,40 @@ impl Embedder {
             vector.extend_from_slice(x.row(row));
         }
     }
+
+    /// Hidden states become scores.
+    fn score_tokens(&mut self, backend: &dyn Backend, vectors: &mut [Vec<f32>]) {
+        let Some((logits, rows)) = &self.heads.logits else { return };
+        let [x, out] = &mut self.buffers;
+        fill(x, logits.in_features, vectors, backend);
+        vectors.iter_mut().for_each(Vec::clear);
+        for linear in rows {
+            multiply(linear, x, out, backend);
+            backend.fetch(out);
+            for (row, products) in vectors.iter_mut().enumerate() {
+                products.push(out.row(row)[0]);
+            }
+        }
+        for products in vectors {
+            *products = vec![logits.score(products)];
+        }
+    }
+}
+
+/// Rows of the vectors, where the backend computes.
+fn fill(x: &mut Tensor, cols: usize, vectors: &[Vec<f32>], backend: &dyn Backend) {
+    x.set_cols(cols);
+    x.set_rows(vectors.len());
+    for (row, vector) in vectors.iter().enumerate() {
+        x.row_mut(row).copy_from_slice(vector);
+    }
+    backend.store(x);
+}
+
+fn multiply(linear: &Linear, x: &mut Tensor, out: &mut Tensor, backend: &dyn Backend) {
+    out.set_cols(linear.out_features);
+    out.set_rows(x.rows());
+    backend.norm_linear(x, None, &mut [Projection { linear, out }], &StepMetadata::default());
 }
 
 /// Summed in the order of the tokens, in f64: what else is in the step changes nothing.

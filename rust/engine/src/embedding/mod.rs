@@ -4,16 +4,21 @@
 mod classifier;
 mod files;
 mod head;
+mod logits;
 mod request;
 mod rerank;
+mod template;
 
 use std::{fmt, str::FromStr};
 
 pub(crate) use classifier::of_folder as scores_of_folder;
 pub(crate) use files::{add_heads, of_folder, of_gguf};
-pub(crate) use head::{Embedder, Head, buffer_bytes};
+pub(crate) use head::{Embedder, Heads, buffer_bytes};
+pub use logits::TokenLogits;
+pub(crate) use logits::of_folder as logits_of_folder;
 pub use request::{EmbeddingInput, EmbeddingRequest, Truncation, shorten};
 pub use rerank::RerankRequest;
+pub use template::PairTemplate;
 
 use device::Activation;
 
@@ -92,6 +97,10 @@ pub struct EmbeddingConfig {
     pub dimensions: usize,
     /// The one value is a score of two texts, which becomes this in the end; `None`: it is a vector of a text.
     pub score: Option<ScoreActivation>,
+    /// The score is made of these logits, and there are no heads.
+    pub logits: Option<TokenLogits>,
+    /// How a chat template writes two texts; unless given, the tokenizer joins them.
+    pub template: Option<PairTemplate>,
 }
 
 /// What the score of a model that compares two texts becomes in the end.
@@ -162,7 +171,7 @@ impl HeadConfig {
 }
 
 impl EmbeddingConfig {
-    /// Of a model that scores pairs of texts; its last head has one value.
+    /// Of a model that scores pairs of texts; its last head has one value, unless logits are its score.
     pub(crate) fn scores(pooling: Pooling, heads: Vec<HeadConfig>, activation: ScoreActivation) -> Self {
         Self {
             pooling,
@@ -173,6 +182,8 @@ impl EmbeddingConfig {
             lower_case: false,
             dimensions: 1,
             score: Some(activation),
+            logits: None,
+            template: None,
         }
     }
 
@@ -183,7 +194,8 @@ impl EmbeddingConfig {
 
     /// Values of the widest vector between pooling and the end; 0 without heads.
     pub(crate) fn widest_head(&self) -> usize {
-        self.heads.iter().map(|head| head.in_features.max(head.out_features)).max().unwrap_or(0)
+        let of_logits = self.logits.map(|logits| logits.in_features);
+        self.heads.iter().map(|head| head.in_features.max(head.out_features)).chain(of_logits).max().unwrap_or(0)
     }
 
     /// The text that goes before an input; an error names those that there are.

@@ -1,7 +1,15 @@
 //! What callers ask of a model that scores pairs of texts.
 
-use super::Truncation;
-use crate::{Engine, EngineError, GenerationRequest, OutputKind, Prompt, SamplingParams, ServiceParams};
+use super::{Truncation, template::ChatPairs};
+use crate::{Engine, EngineError, GenerationRequest, OutputKind, Prompt, SamplingParams, ServiceParams, tokenizer::FirstOfPair};
+
+/// How a query and a document become one list of tokens.
+enum Pairs<'a> {
+    /// A chat template writes them.
+    Chat(ChatPairs<'a>),
+    /// The tokenizer joins them.
+    Joined(FirstOfPair),
+}
 
 /// Texts to be scored, each by how well it answers a query.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +42,8 @@ impl Engine {
         let Some(config) = self.embedding().filter(|config| config.score.is_some()) else {
             return Err(EngineError::InvalidArgument(
                 "this model does not score pairs of texts: load one whose files name a class that ends in \
-                 ForSequenceClassification, such as a cross-encoder, with Which.Embedding, or serve it with `serve embedding`"
+                 ForSequenceClassification, such as a cross-encoder, or whose modules.json has a LogitScore, with Which.Embedding, or \
+                 serve it with `serve embedding`"
                     .into(),
             ));
         };
@@ -48,15 +57,31 @@ impl Engine {
             );
             EngineError::PromptTooLong { prompt_tokens, max_tokens: longest, message }
         };
-        let written = |text: String| if config.lower_case { text.to_lowercase() } else { text };
-        // More are never used.
-        let query = self.tokenizer().encode_first(&written(query), limit.unwrap_or(longest).saturating_add(1))?;
-        if limit.is_none() && query.num_tokens > longest {
-            return Err(too_long("the query has", query.num_tokens));
-        }
+        let written = |text: &str| if config.lower_case { text.to_lowercase() } else { text.to_owned() };
+        let prompt = config.prompt(None)?;
+        let pairs = match &config.template {
+            Some(template) => Pairs::Chat(ChatPairs::new(self, template, prompt, &query)),
+            None => {
+                // More are never used.
+                let most = limit.unwrap_or(longest).saturating_add(1);
+                let query = [prompt.unwrap_or_default(), &query].concat();
+                let query = self.tokenizer().encode_first(&written(&query), most)?;
+                if limit.is_none() && query.num_tokens > longest {
+                    return Err(too_long("the query has", query.num_tokens));
+                }
+                Pairs::Joined(query)
+            }
+        };
         let mut requests = Vec::with_capacity(documents.len());
         for (number, document) in documents.into_iter().enumerate() {
-            let (ids, second) = self.tokenizer().encode_pair(&query, &written(document), limit)?;
+            let (ids, second) = match &pairs {
+                Pairs::Chat(pairs) => {
+                    let ids = pairs.encode(&document, limit)?;
+                    let len = ids.len();
+                    (ids, len)
+                }
+                Pairs::Joined(query) => self.tokenizer().encode_pair(query, &written(&document), limit)?,
+            };
             if ids.is_empty() {
                 let text = format!("documents[{number}] and the query are empty: give at least one token");
                 return Err(EngineError::InvalidArgument(text));

@@ -1,9 +1,12 @@
 //! From files to a running engine thread.
 
-use std::sync::{
-    Arc, Mutex, RwLock,
-    atomic::{AtomicBool, AtomicU64},
-    mpsc,
+use std::{
+    path::Path,
+    sync::{
+        Arc, Mutex, RwLock,
+        atomic::{AtomicBool, AtomicU64},
+        mpsc,
+    },
 };
 
 use device::{
@@ -23,7 +26,7 @@ use super::{
     tier,
 };
 use crate::{
-    EmbeddingConfig, EngineError, MediaOptions,
+    EmbeddingConfig, EmbeddingOptions, EngineError, MediaOptions,
     calibration::{self, calibrate},
     embedding,
     grammar::GrammarCompiler,
@@ -104,8 +107,7 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
         && !SafetensorsFiles::are_in(path)
     {
         let mut decoder = ModelFiles::hugging_face_config(path, architecture)?;
-        let embedding = config.embedding.map(|options| embedding::of_folder(path, options, &decoder)).transpose()?;
-        let embedding = embedding.map(|(embedding, _)| embedding);
+        let embedding = config.embedding.map(|options| embedding_without_weights(path, options, &decoder)).transpose()?;
         decoder.tie_word_embeddings |= embedding.is_some();
         check_kind(config, &decoder, embedding.as_ref())?;
         let head = config.mtp.as_ref().map(|_| head_without_weights(config, &decoder)).transpose()?;
@@ -140,6 +142,17 @@ pub fn memory_plan(source: &ModelSource, config: &EngineConfig, cards: Option<&[
         config,
         devices,
     )
+}
+
+/// How a model that is planned by its configuration alone makes vectors, or scores of logits. What a classifier is like, its
+/// weights say.
+fn embedding_without_weights(
+    path: &Path,
+    options: EmbeddingOptions,
+    decoder: &DecoderConfig,
+) -> Result<EmbeddingConfig, EngineError> {
+    let scores = if options.pooling.is_none() { embedding::logits_of_folder(path, decoder)? } else { None };
+    scores.map_or_else(|| Ok(embedding::of_folder(path, options, decoder)?.0), Ok)
 }
 
 /// The head of a model that is planned by its configuration alone.
@@ -295,6 +308,9 @@ pub fn load_with_backend(
     }
     warn_of_senses(&files);
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
+    if let Some((scores, template)) = files.embedding().and_then(|scores| Some((scores, scores.template.as_ref()?))) {
+        template.check(text.chat_template.as_ref(), scores.prompt(None)?)?;
+    }
     let draft = draft::open((source, config), files.config(), &text.tokenizer)?;
     let (tokenizer_bytes, adapter_bytes) = (text.tokenizer.estimated_bytes(), adapter_bytes(config, Some(&files))?);
     let planned = |loaded| {

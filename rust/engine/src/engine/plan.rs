@@ -20,7 +20,7 @@ use workspaces::{adapter_workspace_bytes, workspace_shape};
 use super::{DEFAULT_MTP_DRAFTS, EngineConfig, ModelDType, snapshots};
 use crate::{
     EmbeddingConfig, EngineError, Isq,
-    embedding::{self, Head as EmbeddingHead},
+    embedding::{self, Heads},
     media::{Encoders, MediaConfig, MediaEncoder, TowerWeights},
     model::{
         DecoderConfig,
@@ -476,7 +476,7 @@ fn count<'a>(
 ) -> Result<Counter<'a>, EngineError> {
     let mut counter = Counter::new((model.weights, model.isq), devices, precision(config), layers);
     if let Some(embedding) = model.embedding {
-        EmbeddingHead::all(&mut counter, embedding)?;
+        Heads::new(&mut counter, embedding)?;
     }
     Decoder::new(&mut counter, model.config)?;
     Ok(counter)

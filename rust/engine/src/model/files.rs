@@ -189,10 +189,13 @@ impl ModelFiles {
     /// [`EngineError::NotSupported`] for files that cannot be honoured; they name the key.
     pub fn for_embeddings(mut self, source: &ModelSource, options: EmbeddingOptions) -> Result<Self, EngineError> {
         let (embedding, heads) = match source {
-            ModelSource::HuggingFace { path, .. } => match (options.pooling, self.scores(path)?) {
-                (None, Some(scores)) => (scores, Vec::new()),
-                _ => embedding::of_folder(path, options, &self.config)?,
-            },
+            ModelSource::HuggingFace { path, .. } => {
+                let scores = if options.pooling.is_none() { self.scores(path)? } else { None };
+                match scores {
+                    Some(scores) => (scores, Vec::new()),
+                    None => embedding::of_folder(path, options, &self.config)?,
+                }
+            }
             ModelSource::Gguf { .. } | ModelSource::Ggml { .. } => {
                 let what = self.weights.path().display().to_string();
                 let (weights, metadata) = (&self.weights, self.weights.metadata());
@@ -209,7 +212,10 @@ impl ModelFiles {
     }
 
     fn scores(&self, dir: &Path) -> Result<Option<EmbeddingConfig>, EngineError> {
-        embedding::scores_of_folder(dir, &self.config, &self.weights)
+        match embedding::logits_of_folder(dir, &self.config)? {
+            None => embedding::scores_of_folder(dir, &self.config, &self.weights),
+            of_logits => Ok(of_logits),
+        }
     }
 
     /// The same, to see or hear too; `source` is what they were opened from.

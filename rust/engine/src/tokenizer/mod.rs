@@ -24,6 +24,7 @@ use crate::{
     json::{read_bounded, read_json},
     weights::Metadata,
 };
+pub(crate) use pair::FirstOfPair;
 use pair::PairRules;
 use pieces::Pieces;
 

@@ -16,7 +16,15 @@ use crate::common::{
 };
 
 const MODELS: [&str; 7] = ["bert", "xlm-roberta", "roberta", "distilbert", "nomic", "modernbert", "eurobert"];
-const SCORERS: [&str; 5] = ["bert-rerank", "xlm-roberta-rerank", "distilbert-rerank", "modernbert-rerank", "qwen3-rerank"];
+const SCORERS: [&str; 7] = [
+    "bert-rerank",
+    "xlm-roberta-rerank",
+    "distilbert-rerank",
+    "modernbert-rerank",
+    "qwen3-rerank",
+    "qwen3-logit-rerank",
+    "gemma2-logit-rerank",
+];
 
 fn source(name: &str) -> ModelSource {
     ModelSource::HuggingFace { path: drawn::encoder(name), tokenizer_json: None }
@@ -143,7 +151,7 @@ fn check_scores(engine: &Engine, name: &str) {
         assert_eq!(types, ids(&golden["types"][number]), "{name}");
     }
     // MS MARCO's models give logits.
-    let expected = &golden[if name == "bert-rerank" { "logits" } else { "scores" }];
+    let expected = &golden[if ["bert-rerank", "qwen3-logit-rerank"].contains(&name) { "logits" } else { "scores" }];
     let farthest = farthest(&engine.rerank(pairs(&golden)).unwrap(), expected);
     assert!(farthest <= 2e-5, "{name}: a score is {farthest} away");
 }
@@ -249,7 +257,7 @@ fn ids_of_crab() -> Vec<u32> {
 /// A copy of a golden in which one JSON file is another, null where it was not there.
 fn changed(name: &str, file: &str, change: &dyn Fn(&mut Value)) -> tempfile::TempDir {
     let (dir, folder) = (tempfile::tempdir().unwrap(), drawn::encoder(name));
-    for below in ["", "1_Pooling"] {
+    for below in ["", "1_Pooling", "1_LogitScore"] {
         std::fs::create_dir_all(dir.path().join(below)).unwrap();
         for entry in std::fs::read_dir(folder.join(below)).into_iter().flatten() {
             let path = entry.unwrap().path();
@@ -283,6 +291,103 @@ fn what_would_change_scores_is_refused_by_name() {
     let dense = json!({"type": "sentence_transformers.models.Dense", "path": "1_Dense"});
     assert!(refused("modules.json", &|value| value.as_array_mut().unwrap().push(dense.clone())).contains("Dense"));
     open(&changed("bert-rerank", own, &|value| value["activation_fn"] = json!("torch.nn.modules.activation.Sigmoid"))).unwrap();
+}
+
+#[test]
+fn what_would_change_scores_of_logits_is_refused_by_name() {
+    let refused = |file: &str, change: &dyn Fn(&mut Value)| {
+        open(&changed("qwen3-logit-rerank", file, change)).map(drop).unwrap_err().to_string()
+    };
+    let model = "sentence_bert_config.json";
+    for (file, key, value) in [
+        (model, "transformer_task", json!("any-to-any")),
+        (model, "module_output_name", json!("scores")),
+        (model, "do_lower_case", json!(true)),
+        (model, "nonsense", json!(1)),
+        ("1_LogitScore/config.json", "true_token_id", json!(100_000)),
+        ("1_LogitScore/config.json", "true_token_id", Value::Null),
+        ("1_LogitScore/config.json", "false_token_id", json!(-1)),
+        ("1_LogitScore/config.json", "module_input_name", json!("scores")),
+        ("1_LogitScore/config.json", "nonsense", json!(1)),
+        ("config_sentence_transformers.json", "default_prompt_name", json!("passage")),
+    ] {
+        let error = refused(file, &|object| object[key] = value.clone());
+        assert!(error.contains(&format!("`{key}`")), "{key}: {error}");
+    }
+    for kind in ["image", "message"] {
+        let change = |value: &mut Value| value["modality_config"][kind] = json!({"method": "forward", "format": "auto"});
+        assert!(refused(model, &change).contains("`modality_config`"));
+    }
+    let processing = |key: &'static str, value: Value| {
+        refused(model, &move |config| config["processing_kwargs"]["chat_template"][key] = value.clone())
+    };
+    assert!(processing("max_length", json!(20)).contains("chat_template.max_length"));
+    assert!(processing("add_generation_prompt", json!("yes")).contains("chat_template.add_generation_prompt"));
+    let error = refused(model, &|value| value["processing_kwargs"]["text"] = json!({"padding_side": "right"}));
+    assert!(error.contains("processing_kwargs.text"), "{error}");
+    let dense = json!({"type": "sentence_transformers.models.Dense", "path": "2_Dense"});
+    assert!(refused("modules.json", &|value| value.as_array_mut().unwrap().push(dense.clone())).contains("LogitScore"));
+    // Without such a module it is a model of text, for which nothing is guessed.
+    let error = refused("modules.json", &|value| drop(value.as_array_mut().unwrap().pop()));
+    assert!(error.contains("pooling=") && error.contains("LogitScore"), "{error}");
+    let templates = |template: &str| {
+        let dir = changed("qwen3-logit-rerank", "config.json", &|_| {});
+        std::fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+        open(&dir).map(drop).unwrap_err().to_string()
+    };
+    assert!(templates("{{ messages[1].content }}").contains("which leaves out the document"));
+    assert!(templates("{{ messages[2].content }}").contains("which leaves out the query"));
+    let embedding = Some(EmbeddingOptions { pooling: Some(Pooling::Mean) });
+    let vectors = Engine::load(&source("qwen3-logit-rerank"), &EngineConfig { embedding, ..exact() }, &|_| {}).unwrap();
+    assert_eq!(vectors.embed(of(vec![EmbeddingInput::Text("A crab.".into())])).unwrap()[0].len(), 64);
+}
+
+#[test]
+fn a_prompt_that_is_cut_keeps_what_its_template_ends_with() {
+    let request = |truncation| RerankRequest {
+        query: "A crab.".into(),
+        documents: vec!["crabs live where it rained ".repeat(60)],
+        truncation,
+        ..RerankRequest::default()
+    };
+    let prompt = |file: &str, change: &dyn Fn(&mut Value)| {
+        let engine = open(&changed("qwen3-logit-rerank", file, change)).unwrap();
+        match &engine.rerank_requests(request(Truncation::To(40))).unwrap()[0].prompt {
+            Prompt::TokenPair { ids, .. } => (ids.clone(), engine.tokenize_text("[SEP] What do they eat? crabs", false).unwrap()),
+            _ => panic!("a pair"),
+        }
+    };
+    let (ids, end) = prompt("config.json", &|_| {});
+    assert!(ids.len() == 40 && ids[0] == 2 && ids.ends_with(&end));
+    let (left, _) = prompt("tokenizer_config.json", &|value| value["truncation_side"] = json!("left"));
+    assert!(left.len() == 40 && left[0] != 2 && left.ends_with(&end));
+    let (bare, _) = prompt("sentence_bert_config.json", &|value| {
+        value["processing_kwargs"]["chat_template"]["restore_suffix"] = json!(false);
+    });
+    assert!(bare.len() == 40 && !bare.ends_with(&end));
+    let error = start("qwen3-logit-rerank", exact()).rerank(request(Truncation::Refuse)).unwrap_err().to_string();
+    assert!(error.starts_with("documents[0] and the query have "), "{error}");
+}
+
+#[test]
+fn a_template_gets_contents_as_lists_where_its_files_say_so() {
+    let dir = changed("qwen3-logit-rerank", "sentence_bert_config.json", &|value| {
+        value["modality_config"]["message"]["format"] = json!("structured");
+    });
+    let template = std::fs::read_to_string(dir.path().join("chat_template.jinja")).unwrap();
+    let template = template.replace("message.content", "message.content[0].text").replace(" | first }}", " | first)[0].text }}");
+    let template = template.replace("{{ messages |", "{{ (messages |");
+    std::fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+    check_scores(&open(&dir).unwrap(), "qwen3-logit-rerank");
+}
+
+#[test]
+fn the_memory_of_a_scorer_by_logits_is_planned_without_its_weights() {
+    let dir = changed("qwen3-logit-rerank", "config.json", &|_| {});
+    std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+    let source = ModelSource::HuggingFace { path: dir.path().to_owned(), tokenizer_json: None };
+    let plan = Engine::memory_plan(&source, &pooled(exact()), None).unwrap();
+    assert!(plan.devices[0].weights > 0);
 }
 
 #[test]
