@@ -29,8 +29,16 @@ fn check_value(value: &Value) -> Result<(), String> {
 }
 
 fn check_map(base64: &str) -> Result<(), String> {
-    let num_bytes = base64.len() / 4 * 3;
-    match trie_bytes(base64) {
+    check_len(base64.len() / 4 * 3, trie_bytes(base64))
+}
+
+/// The same of a map itself.
+pub(super) fn check_bytes(map: &[u8]) -> Result<(), String> {
+    check_len(map.len(), map.first_chunk().map(|bytes| u32::from_le_bytes(*bytes)))
+}
+
+fn check_len(num_bytes: usize, trie: Option<u32>) -> Result<(), String> {
+    match trie {
         Some(trie) if trie as usize > num_bytes => {
             Err(format!("its precompiled_charsmap of about {num_bytes} bytes says that it has a trie of {trie} bytes"))
         }

@@ -24,12 +24,13 @@ use super::{
     pieces::{PieceRules, Pieces, VISIBLE_SPACE, fallback_byte},
     pre_tokenizer::{known_names, pre_tokenizer},
     spm::{ByteTokens, SpecialMatcher, Spm},
+    unigram::unigram,
 };
 use crate::{EngineError, weights::metadata::Metadata};
 
 /// `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum TokenType {
+pub(super) enum TokenType {
     Normal,
     Unknown,
     Control,
@@ -50,7 +51,7 @@ impl TokenType {
         }
     }
 
-    fn is_special(self) -> bool {
+    pub fn is_special(self) -> bool {
         matches!(self, Self::Unknown | Self::Control)
     }
 
@@ -62,14 +63,14 @@ impl TokenType {
 
 const ADVICE: &str = "pass the model's tokenizer.json (tokenizer_json, or tok_model_id for its folder) instead";
 
-fn malformed(what: impl std::fmt::Display) -> EngineError {
+pub(super) fn malformed(what: impl std::fmt::Display) -> EngineError {
     EngineError::Tokenizer(format!("the GGUF file's tokenizer is malformed: {what}; {ADVICE}"))
 }
 
 /// The metadata that every kind of tokenizer has.
-struct Vocabulary<'a> {
-    metadata: &'a Metadata,
-    tokens: &'a [String],
+pub(super) struct Vocabulary<'a> {
+    pub metadata: &'a Metadata,
+    pub tokens: &'a [String],
     types: Vec<TokenType>,
 }
 
@@ -90,7 +91,7 @@ impl<'a> Vocabulary<'a> {
     }
 
     /// A token id by key, checked.
-    fn id(&self, name: &str) -> Result<Option<u32>, EngineError> {
+    pub fn id(&self, name: &str) -> Result<Option<u32>, EngineError> {
         let key = format!("tokenizer.ggml.{name}");
         match self.metadata.usize(&key) {
             None => Ok(None),
@@ -99,8 +100,19 @@ impl<'a> Vocabulary<'a> {
         }
     }
 
-    fn flag(&self, name: &str, default: bool) -> bool {
+    pub fn flag(&self, name: &str, default: bool) -> bool {
         self.metadata.bool(&format!("tokenizer.ggml.{name}")).unwrap_or(default)
+    }
+
+    /// Of each token, how likely it is.
+    pub fn scores(&self) -> Result<&'a [f32], EngineError> {
+        let num_tokens = self.tokens.len();
+        let scores = self.metadata.floats("tokenizer.ggml.scores");
+        let scores = scores.ok_or_else(|| malformed("a SentencePiece tokenizer without tokenizer.ggml.scores"))?;
+        if scores.len() != num_tokens {
+            return Err(malformed(format!("{num_tokens} tokens but {} scores", scores.len())));
+        }
+        Ok(scores)
     }
 
     fn merges(&self) -> Result<Merges, EngineError> {
@@ -115,14 +127,15 @@ impl<'a> Vocabulary<'a> {
         lines.iter().map(pair).collect()
     }
 
-    fn iter(&self) -> impl Iterator<Item = (u32, &'a str, TokenType)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &'a str, TokenType)> {
         (0..).zip(self.tokens.iter().zip(&self.types)).map(|(id, (text, kind))| (id, text.as_str(), *kind))
     }
 }
 
 impl Tokenizer {
     /// Builds the tokenizer that a GGUF file describes: byte-level BPE (`gpt2`), `SentencePiece` BPE (`llama`, `gemma`), that
-    /// with merges in place of scores (`gemma4`, and `gpt2` with the pre-tokenizer `sarvam-moe`), or `WordPiece` (`bert`).
+    /// with merges in place of scores (`gemma4`, and `gpt2` with the pre-tokenizer `sarvam-moe`), its unigram models (`t5`), or
+    /// `WordPiece` (`bert`).
     ///
     /// BOS is added to texts as `add_bos_token` says, else as llama.cpp does for the file's kind of tokenizer.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, EngineError> {
@@ -136,10 +149,11 @@ impl Tokenizer {
             "gpt2" => byte_level_bpe(&vocabulary)?,
             "llama" | "gemma" => sentencepiece(&vocabulary)?,
             "gemma4" => merged_sentencepiece(&vocabulary, true)?,
+            "t5" => unigram(&vocabulary)?,
             "bert" => word_piece(&vocabulary)?,
             other => {
                 return Err(EngineError::Tokenizer(format!(
-                    "GGUF tokenizer model {other:?} is not supported; gpt2, llama, gemma, gemma4 and bert are; {ADVICE}"
+                    "GGUF tokenizer model {other:?} is not supported; gpt2, llama, gemma, gemma4, t5 and bert are; {ADVICE}"
                 )));
             }
         };
@@ -300,14 +314,7 @@ fn cut(expressions: &[&str]) -> Result<PreTokenizerWrapper, EngineError> {
 }
 
 fn sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
-    let num_tokens = vocabulary.tokens.len();
-    let scores = vocabulary
-        .metadata
-        .floats("tokenizer.ggml.scores")
-        .ok_or_else(|| malformed("a SentencePiece tokenizer without tokenizer.ggml.scores"))?;
-    if scores.len() != num_tokens {
-        return Err(malformed(format!("{num_tokens} tokens but {} scores", scores.len())));
-    }
+    let (num_tokens, scores) = (vocabulary.tokens.len(), vocabulary.scores()?);
     let add_space_prefix = vocabulary.flag("add_space_prefix", true);
 
     let mut normal: HashMap<Box<str>, u32> = HashMap::new();

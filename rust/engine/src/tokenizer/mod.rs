@@ -10,6 +10,7 @@ mod pieces;
 mod pre_tokenizer;
 mod spm;
 pub(crate) mod tekken;
+mod unigram;
 mod vocab_txt;
 
 use std::{ops::Range, path::Path, sync::OnceLock};

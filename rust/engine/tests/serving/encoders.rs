@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 
 use crate::common::{
     drawn,
-    gguf_writer::{Gguf, STRING, U32, string},
     serving::{exact, pool_of, stats},
 };
 
@@ -26,11 +25,11 @@ const SCORERS: [&str; 7] = [
     "gemma2-logit-rerank",
 ];
 
-fn source(name: &str) -> ModelSource {
+pub fn source(name: &str) -> ModelSource {
     ModelSource::HuggingFace { path: drawn::encoder(name), tokenizer_json: None }
 }
 
-fn pooled(config: EngineConfig) -> EngineConfig {
+pub fn pooled(config: EngineConfig) -> EngineConfig {
     EngineConfig { embedding: Some(EmbeddingOptions::default()), ..config }
 }
 
@@ -38,11 +37,11 @@ fn start(name: &str, config: EngineConfig) -> Engine {
     Engine::load(&source(name), &pooled(config), &|_| {}).unwrap()
 }
 
-fn json_of(name: &str, file: &str) -> Value {
+pub fn json_of(name: &str, file: &str) -> Value {
     serde_json::from_slice(&std::fs::read(drawn::encoder(name).join(file)).unwrap()).unwrap()
 }
 
-fn golden(name: &str) -> Vec<Value> {
+pub fn golden(name: &str) -> Vec<Value> {
     json_of(name, "golden.json").as_array().unwrap().clone()
 }
 
@@ -54,7 +53,7 @@ fn text(case: &Value) -> EmbeddingInput {
     EmbeddingInput::Text(case["input"].as_str().unwrap().to_owned())
 }
 
-fn ids(list: &Value) -> Vec<u32> {
+pub fn ids(list: &Value) -> Vec<u32> {
     list.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
@@ -62,14 +61,14 @@ fn numbers(list: &Value) -> Vec<f32> {
     list.as_array().unwrap().iter().map(|value| value.as_f64().unwrap() as f32).collect()
 }
 
-fn farthest(got: &[f32], expected: &Value) -> f32 {
+pub fn farthest(got: &[f32], expected: &Value) -> f32 {
     let expected = numbers(expected);
     assert_eq!(got.len(), expected.len());
     got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
 /// The query and the documents of a golden.
-fn pairs(golden: &Value) -> RerankRequest {
+pub fn pairs(golden: &Value) -> RerankRequest {
     let text = |text: &Value| text.as_str().unwrap().to_owned();
     let documents = golden["documents"].as_array().unwrap().iter().map(text).collect();
     RerankRequest { query: text(&golden["query"]), documents, truncation: Truncation::ToModel, ..RerankRequest::default() }
@@ -79,7 +78,7 @@ fn bits(vectors: &[Vec<f32>]) -> Vec<Vec<u32>> {
     vectors.iter().map(|vector| vector.iter().map(|value| value.to_bits()).collect()).collect()
 }
 
-fn check(engine: &Engine, name: &str) {
+pub fn check(engine: &Engine, name: &str) {
     for case in golden(name) {
         let [request] = &engine.embedding_requests(of(vec![text(&case)])).unwrap()[..] else { panic!("one request") };
         let engine::Prompt::TokenIds(tokens) = &request.prompt else { panic!("token ids") };
@@ -141,7 +140,7 @@ fn an_encoder_writes_no_text() {
     }
 }
 
-fn check_scores(engine: &Engine, name: &str) {
+pub fn check_scores(engine: &Engine, name: &str) {
     let golden = json_of(name, "golden.json");
     let requests = engine.rerank_requests(pairs(&golden)).unwrap();
     for (number, request) in requests.iter().enumerate() {
@@ -255,7 +254,7 @@ fn ids_of_crab() -> Vec<u32> {
 }
 
 /// A copy of a golden in which one JSON file is another, null where it was not there.
-fn changed(name: &str, file: &str, change: &dyn Fn(&mut Value)) -> tempfile::TempDir {
+pub fn changed(name: &str, file: &str, change: &dyn Fn(&mut Value)) -> tempfile::TempDir {
     let (dir, folder) = (tempfile::tempdir().unwrap(), drawn::encoder(name));
     for below in ["", "1_Pooling", "1_LogitScore"] {
         std::fs::create_dir_all(dir.path().join(below)).unwrap();
@@ -461,130 +460,4 @@ fn norms_as_tensorflow_called_them_are_read() {
     let renamed = tensors.into_iter().map(|(name, tensor)| (older(&name), tensor));
     std::fs::write(&path, safetensors::serialize(renamed, None).unwrap()).unwrap();
     check(&open(&dir).unwrap(), "bert");
-}
-
-/// A golden as llama.cpp's converter writes it: what is left of names, and words that begin with a visible space. Of one tensor
-/// and its bias 10 rows are left.
-fn write_gguf(name: &str, path: &std::path::Path, pooling_type: u32, cut: &str) {
-    const F32: u32 = 6;
-    const BOOL: u32 = 7;
-    const I32: u32 = 5;
-    let (config, folder) = (json_of(name, "config.json"), drawn::encoder(name));
-    let is_nomic = config["model_type"] == "nomic_bert";
-    let architecture = if is_nomic { "nomic-bert" } else { "bert" };
-    let mut gguf = Gguf::new().entry("general.architecture", STRING, &string(architecture));
-    for (key, field) in [
-        ("embedding_length", "hidden_size"),
-        ("attention.head_count", "num_attention_heads"),
-        ("feed_forward_length", "intermediate_size"),
-        ("block_count", "num_hidden_layers"),
-        ("context_length", "max_position_embeddings"),
-    ] {
-        gguf = gguf.entry(&format!("{architecture}.{key}"), U32, &(config[field].as_u64().unwrap() as u32).to_le_bytes());
-    }
-    gguf = gguf
-        .entry(&format!("{architecture}.pooling_type"), U32, &pooling_type.to_le_bytes())
-        .entry(&format!("{architecture}.attention.causal"), BOOL, &[0])
-        .entry(&format!("{architecture}.attention.layer_norm_epsilon"), F32, &1e-12_f32.to_le_bytes())
-        .entry(&format!("{architecture}.rope.freq_base"), F32, &1000_f32.to_le_bytes());
-    let tokenizer = json_of(name, "tokenizer.json");
-    let mut tokens: Vec<_> = tokenizer["model"]["vocab"].as_object().unwrap().iter().collect();
-    tokens.sort_by_key(|(_, id)| id.as_u64());
-    let is_special = |token: &str| token.starts_with('[') && token.len() > 3;
-    let used = used_ids(name);
-    let unused = tokens.iter().rposition(|(_, id)| !used.contains(&(id.as_u64().unwrap() as u32)));
-    let written = |at: usize, token: &str| match token.strip_prefix("##") {
-        _ if is_special(token) => string(token),
-        // A capital without a small letter, as vocabularies without case have it.
-        _ if Some(at) == unused => string("\u{2581}\u{211d}"),
-        Some(within) => string(within),
-        None => string(&format!("\u{2581}{token}")),
-    };
-    let count = tokens.len() as u64;
-    let texts: Vec<u8> = tokens.iter().enumerate().flat_map(|(at, (token, _))| written(at, token)).collect();
-    let types: Vec<u8> = tokens.iter().flat_map(|(token, _)| if is_special(token) { 3_i32 } else { 1 }.to_le_bytes()).collect();
-    gguf = gguf
-        .entry("tokenizer.ggml.model", STRING, &string("bert"))
-        .array("tokenizer.ggml.tokens", STRING, count, &texts)
-        .array("tokenizer.ggml.token_type", I32, count, &types);
-    let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
-    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    for (name, tensor) in tensors.tensors() {
-        let mut shape = tensor.shape().to_vec();
-        let name = gguf_name(&name);
-        if name.rsplit_once('.').is_some_and(|(name, _)| name == cut) {
-            shape[0] = 10;
-        }
-        let dims: Vec<_> = shape.iter().rev().map(|n| *n as u64).collect();
-        gguf = gguf.weight(&name, &dims, 0, &tensor.data()[..4 * shape.iter().product::<usize>()]);
-    }
-    gguf.write(path);
-}
-
-/// The ids of a golden's texts.
-fn used_ids(name: &str) -> Vec<u32> {
-    let golden = json_of(name, "golden.json");
-    let lists: Vec<_> = match golden.as_array() {
-        Some(cases) => cases.iter().map(|case| ids(&case["ids"])).collect(),
-        None => golden["ids"].as_array().unwrap().iter().map(ids).collect(),
-    };
-    lists.concat()
-}
-
-/// What a tensor of BERT or Nomic BERT is called there.
-fn gguf_name(name: &str) -> String {
-    let mut name = name.trim_start_matches("bert.").to_owned();
-    for (own, other) in [
-        ("embeddings.word_embeddings", "token_embd"),
-        ("embeddings.position_embeddings", "position_embd"),
-        ("embeddings.token_type_embeddings", "token_types"),
-        ("embeddings.LayerNorm", "token_embd_norm"),
-        ("emb_ln", "token_embd_norm"),
-        ("encoder.layer.", "blk."),
-        ("encoder.layers.", "blk."),
-        ("attention.self.query", "attn_q"),
-        ("attention.self.key", "attn_k"),
-        ("attention.self.value", "attn_v"),
-        ("attention.output.dense", "attn_output"),
-        ("attention.output.LayerNorm", "attn_output_norm"),
-        ("intermediate.dense", "ffn_up"),
-        ("output.dense", "ffn_down"),
-        ("output.LayerNorm", "layer_output_norm"),
-        ("attn.Wqkv", "attn_qkv"),
-        ("attn.out_proj", "attn_output"),
-        ("mlp.fc11", "ffn_up"),
-        ("mlp.fc12", "ffn_gate"),
-        ("mlp.fc2", "ffn_down"),
-        ("norm1", "attn_output_norm"),
-        ("norm2", "layer_output_norm"),
-        ("pooler.dense", "cls"),
-        ("classifier", "cls.output"),
-    ] {
-        name = name.replace(own, other);
-    }
-    name
-}
-
-#[test]
-fn gguf_files_give_the_same_vectors_and_scores() {
-    let dir = tempfile::tempdir().unwrap();
-    let load = |name: &str, pooling_type: u32, cut: &str| {
-        let path = dir.path().join(format!("{name}.gguf"));
-        write_gguf(name, &path, pooling_type, cut);
-        let source = ModelSource::Gguf { files: vec![path], tokenizer_json: None, tokenizer_dir: None };
-        Engine::load(&source, &pooled(exact()), &|_| {})
-    };
-    let open = |name: &str, pooling_type: u32| load(name, pooling_type, "").unwrap();
-    for name in ["bert", "nomic"] {
-        check(&open(name, 1), name);
-    }
-    check_scores(&open("bert-rerank", 4), "bert-rerank");
-    let error = load("bert-rerank", 4, "cls").map(drop).unwrap_err().to_string();
-    assert!(error.contains("`cls.weight` makes 10 values of 64"), "{error}");
-    let engine = open("bert", 1);
-    assert_eq!(engine.tokenize_text("a Crab", false).unwrap(), engine.tokenize_text("A CRAB", false).unwrap());
-    assert_eq!(
-        engine.detokenize_text(&engine.tokenize_text("where do crabs live, and what?", true).unwrap(), true).unwrap(),
-        "where do crabs live, and what?"
-    );
 }

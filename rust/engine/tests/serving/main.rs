@@ -8,6 +8,7 @@ mod common;
 mod choices;
 mod drafts;
 mod embeddings;
+mod encoder_gguf;
 mod encoders;
 mod engine;
 mod forged_roles;

@@ -192,7 +192,7 @@ fn malformed_metadata_is_an_error() {
     let bpe = golden_metadata;
     for (values, part) in [
         (without(bpe(), "model"), "no tokenizer"),
-        (with(bpe(), "model", MetadataValue::String("t5".into())), "\"t5\" is not supported"),
+        (with(bpe(), "model", MetadataValue::String("rwkv".into())), "\"rwkv\" is not supported"),
         (with(bpe(), "model", MetadataValue::String("bert".into())), "no token [SEP]"),
         (without(bpe(), "tokens"), "no tokenizer.ggml.tokens"),
         (with(bpe(), "tokens", MetadataValue::Int(3)), "no tokenizer.ggml.tokens"),
