@@ -142,6 +142,6 @@ def test_the_route_refuses_by_name(server: Server) -> None:
         reply = server.post(path, body)
         assert (reply.status, "POST /v1/rerank" in reply.error["message"]) == (400, True), reply.body
     paths = server.get("/openapi.json").json["paths"]
-    assert {"query", "documents", "top_n"} <= set(
-        paths["/v1/rerank"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    )
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert {"query", "documents", "top_n"} <= set(body["properties"])

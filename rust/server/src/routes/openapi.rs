@@ -27,11 +27,13 @@ use crate::app::App;
 /// Method, path, summary, required keys.
 type Route = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
-const ROUTES: [Route; 33] = [
+const ROUTES: [Route; 35] = [
     ("post", "/v1/chat/completions", "Answers a chat.", &["messages"]),
     ("post", "/v1/completions", "Continues texts.", &["prompt"]),
     ("post", "/v1/embeddings", "Makes vectors of texts.", &["input"]),
     ("post", "/v1/rerank", "Scores texts against a query.", &["query", "documents"]),
+    ("post", "/v2/rerank", "The same, as Cohere's clients call it.", &["query", "documents"]),
+    ("post", "/rerank", "The same, as text-embeddings-inference's and vLLM's clients call it.", &["query", "documents"]),
     ("post", "/v1/responses", "Makes a response.", &["input"]),
     ("get", "/v1/responses/{id}", "A response that was kept.", &[]),
     ("delete", "/v1/responses/{id}", "Forgets a response.", &[]),
@@ -87,7 +89,7 @@ fn body(path: &str) -> Option<Map<String, Value>> {
             properties::<SamplingFields>(&mut all);
         }
         "/v1/embeddings" => properties::<EmbeddingFields>(&mut all),
-        "/v1/rerank" => properties::<RerankFields>(&mut all),
+        "/v1/rerank" | "/v2/rerank" | "/rerank" => properties::<RerankFields>(&mut all),
         "/v1/responses" | "/v1/responses/input_tokens" => properties::<ResponsesFields>(&mut all),
         "/v1/messages" | "/v1/messages/count_tokens" => properties::<MessagesFields>(&mut all),
         "/v1/load_lora_adapter" => properties::<LoadBody>(&mut all),
@@ -107,7 +109,7 @@ fn answer(path: &str) -> Value {
         "/v1/chat/completions" => response_schema::<Answer<'_, ChatChoice>>(),
         "/v1/completions" => response_schema::<Answer<'_, TextChoice>>(),
         "/v1/embeddings" => response_schema::<EmbeddingsAnswer>(),
-        "/v1/rerank" => response_schema::<RerankAnswer>(),
+        "/v1/rerank" | "/v2/rerank" | "/rerank" => response_schema::<RerankAnswer>(),
         "/v1/models/{id}" => response_schema::<ModelCard>(),
         "/metrics" => return json!({ "text/plain": { "schema": { "type": "string" } } }),
         _ => json!({ "type": "object" }),
