@@ -38,6 +38,7 @@ MODERN = {
     "reference_compile": False,
     "classifier_pooling": "mean",
 }
+GTE = {**SIZES, "model_type": "gte", "num_hidden_layers": 2, "max_position_embeddings": 256, "type_vocab_size": 1}
 MODELS: dict[str, dict[str, Any]] = {
     "bert": BERT,
     "xlm-roberta": {**BERT, "model_type": "xlm-roberta", "max_position_embeddings": 162, "type_vocab_size": 1},
@@ -53,6 +54,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "nomic": {**SIZES, "model_type": "nomic_bert", "max_position_embeddings": 256, "type_vocab_size": 2},
     "modernbert": MODERN,
     "eurobert": {**SIZES, "model_type": "eurobert", "num_key_value_heads": 2, "max_position_embeddings": 256},
+    "gte": GTE,
 }
 """Of vectors."""
 SCORERS: dict[str, dict[str, Any]] = {
@@ -60,6 +62,7 @@ SCORERS: dict[str, dict[str, Any]] = {
     "xlm-roberta-rerank": MODELS["xlm-roberta"],
     "distilbert-rerank": MODELS["distilbert"],
     "modernbert-rerank": MODERN,
+    "gte-rerank": GTE,
     "qwen3-rerank": {**SIZES, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256},
 }
 """Of pairs."""
@@ -89,6 +92,7 @@ POOLING = {
     "nomic": "mean",
     "modernbert": "cls",
     "eurobert": "mean",
+    "gte": "cls",
 }
 
 

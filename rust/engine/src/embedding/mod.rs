@@ -23,7 +23,9 @@ pub use template::PairTemplate;
 use device::Activation;
 
 use crate::{
-    EngineError,
+    ChatTemplate, EngineError,
+    model::DecoderConfig,
+    tokenizer::Tokenizer,
     weights::{Matrix, Role, WeightId},
 };
 
@@ -185,6 +187,25 @@ impl EmbeddingConfig {
             logits: None,
             template: None,
         }
+    }
+
+    /// Whether a model of this decoder can be told two texts, as these write them.
+    pub(crate) fn check_pairs(
+        &self,
+        (template, tokenizer): (Option<&ChatTemplate>, &Tokenizer),
+        decoder: &DecoderConfig,
+    ) -> Result<(), EngineError> {
+        if let Some(pair) = &self.template {
+            return pair.check(template, self.prompt(None)?);
+        }
+        if decoder.positions.is_some_and(|positions| positions.num_token_types == 1) && tokenizer.tells_pairs_apart() {
+            return Err(EngineError::NotSupported(
+                "the tokenizer gives tokens of a second text another kind (token_type_ids), and the model has one kind \
+                 (type_vocab_size is 1): leave token_type_ids out of model_input_names in tokenizer_config.json"
+                    .into(),
+            ));
+        }
+        Ok(())
     }
 
     /// Whether the vector is made of more than the hidden state of the last token.

@@ -25,8 +25,15 @@ impl Dense {
         let id = |role| WeightId::layer(layer, role);
         let (rows, bias) = (config.intermediate_size, config.bias);
         let (gate, up) = if config.is_gated {
-            let parts = [(Role::FfnGate, rows), (Role::FfnUp, rows)];
-            let [gate, up] = Matrix::fused(id(Role::FfnGateUp), parts, hidden, bias);
+            let mut parts = [(Role::FfnGate, rows), (Role::FfnUp, rows)];
+            let whole = id(Role::FfnGateUp);
+            let [gate, up] = if config.is_up_first {
+                parts.reverse();
+                let [up, gate] = Matrix::fused(whole, parts, hidden, bias);
+                [gate, up]
+            } else {
+                Matrix::fused(whole, parts, hidden, bias)
+            };
             (Some(weights.linear(&gate)?), weights.linear(&up)?)
         } else {
             (None, weights.linear(&Matrix::new(id(Role::FfnUp), [rows, hidden], bias))?)

@@ -52,6 +52,12 @@ impl Tokenizer {
         self.pairs.direction == TruncationDirection::Left
     }
 
+    /// Whether tokens of a second text are of another kind than those of the first.
+    pub(crate) fn tells_pairs_apart(&self) -> bool {
+        let pair = self.encode_first("a", 1).and_then(|first| self.encode_pair(&first, "a", None));
+        pair.is_ok_and(|(ids, second)| second < ids.len())
+    }
+
     fn pipeline(&self) -> Result<&tokenizers::Tokenizer, EngineError> {
         match &self.encoder {
             Encoder::Pipeline { inner, bos: None, eos: None } => Ok(inner),

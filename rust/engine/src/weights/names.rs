@@ -396,7 +396,7 @@ impl Default for ModelPlace {
 
 impl ModelPlace {
     /// All that are known.
-    const ALL: [Self; 21] = [
+    const ALL: [Self; 25] = [
         Self::at("model.", ""),
         Self::at("model.language_model.", ""),
         Self::at("model.text_model.", ""),
@@ -417,6 +417,10 @@ impl ModelPlace {
         Self { layers: "encoder.layer.", ..Self::at("", "") },
         Self { layers: "encoder.layer.", ..Self::at("bert.", "") },
         Self { layers: "encoder.layer.", ..Self::at("roberta.", "") },
+        Self { layers: "encoder.layer.", ..Self::at("new.", "") },
+        Self { layers: "encoder.layer.", ..Self::at("gte.", "") },
+        Self::at("new.", ""),
+        Self::at("gte.", ""),
         Self { layers: "transformer.layer.", ..Self::at("", "") },
         Self { layers: "transformer.layer.", ..Self::at("distilbert.", "") },
         Self { layers: "encoder.layers.", ..Self::at("", "") },

@@ -14,12 +14,13 @@ use crate::common::{
     serving::{exact, pool_of, stats},
 };
 
-const MODELS: [&str; 7] = ["bert", "xlm-roberta", "roberta", "distilbert", "nomic", "modernbert", "eurobert"];
-const SCORERS: [&str; 7] = [
+const MODELS: [&str; 8] = ["bert", "xlm-roberta", "roberta", "distilbert", "nomic", "modernbert", "eurobert", "gte"];
+const SCORERS: [&str; 8] = [
     "bert-rerank",
     "xlm-roberta-rerank",
     "distilbert-rerank",
     "modernbert-rerank",
+    "gte-rerank",
     "qwen3-rerank",
     "qwen3-logit-rerank",
     "gemma2-logit-rerank",
@@ -286,6 +287,7 @@ fn what_would_change_scores_is_refused_by_name() {
     assert!(refused(own, &|value| value["default_prompt_name"] = json!("query")).contains("default_prompt_name"));
     assert!(refused("config.json", &|value| value["position_embedding_type"] = json!("relative_key")).contains("relative_key"));
     assert!(refused("config.json", &|value| value["type_vocab_size"] = json!(3)).contains("token_type_embeddings"));
+    assert!(refused("config.json", &|value| value["type_vocab_size"] = json!(1)).contains("type_vocab_size is 1"));
     assert!(refused("sentence_bert_config.json", &|value| value["nonsense"] = json!(3)).contains("nonsense"));
     let dense = json!({"type": "sentence_transformers.models.Dense", "path": "1_Dense"});
     assert!(refused("modules.json", &|value| value.as_array_mut().unwrap().push(dense.clone())).contains("Dense"));
@@ -450,14 +452,112 @@ fn configurations_as_the_hub_has_them() {
     check(&open(&nomic).unwrap(), "nomic");
 }
 
-#[test]
-fn norms_as_tensorflow_called_them_are_read() {
-    let dir = changed("bert", "config.json", &|_| {});
+/// A copy of a golden whose tensors have other names.
+fn renamed(name: &str, rename: &dyn Fn(&str) -> String, change: &dyn Fn(&mut Value)) -> tempfile::TempDir {
+    let dir = changed(name, "config.json", change);
     let path = dir.path().join("model.safetensors");
     let bytes = std::fs::read(&path).unwrap();
-    let older = |name: &str| name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta");
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors();
-    let renamed = tensors.into_iter().map(|(name, tensor)| (older(&name), tensor));
+    let renamed = tensors.into_iter().map(|(name, tensor)| (rename(&name), tensor));
     std::fs::write(&path, safetensors::serialize(renamed, None).unwrap()).unwrap();
-    check(&open(&dir).unwrap(), "bert");
+    dir
+}
+
+/// GTE's configuration as the hub has it.
+fn hub_gte(value: &mut Value) {
+    let config = value.as_object_mut().unwrap();
+    config.remove("rope_parameters").unwrap();
+    for (key, value) in [
+        ("model_type", json!("new")),
+        ("rope_theta", json!(160_000.0)),
+        ("rope_scaling", Value::Null),
+        ("layer_norm_type", json!("layer_norm")),
+        ("position_embedding_type", json!("rope")),
+        ("logn_attention_scale", json!(false)),
+        ("logn_attention_clip1", json!(false)),
+        ("pack_qkv", json!(true)),
+        ("unpad_inputs", json!("true")),
+        ("use_memory_efficient_attention", json!(false)),
+    ] {
+        config.insert(key.into(), value);
+    }
+}
+
+#[test]
+fn gte_as_the_hub_has_it() {
+    check(&open(&changed("gte", "config.json", &hub_gte)).unwrap(), "gte");
+    let below_new = |name: &str| name.replace("gte.", "new.");
+    check_scores(&open(&renamed("gte-rerank", &below_new, &hub_gte)).unwrap(), "gte-rerank");
+    for (key, value) in [
+        ("layer_norm_type", json!("rms_norm")),
+        ("position_embedding_type", json!("absolute")),
+        ("logn_attention_scale", json!(true)),
+        ("rope_scaling", json!({"type": "ntk"})),
+        ("rope_scaling", json!({"type": "ntk", "factor": 2.0, "mixed_b": 0.5})),
+        ("rope_scaling", json!({"type": "ntk", "factor": 0.0})),
+        ("rope_scaling", json!({"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 16})),
+    ] {
+        let dir = changed("gte", "config.json", &|config| {
+            hub_gte(config);
+            config[key] = value.clone();
+        });
+        let error = open(&dir).map(drop).unwrap_err().to_string();
+        assert!(error.contains(key), "{error}");
+    }
+}
+
+/// Transformers keeps each matrix by itself within the model, and so do some files of the hub.
+#[test]
+fn gte_with_each_matrix_by_itself() {
+    for (layers, attention, norms) in [
+        ("layers.", "self_attn.", ["post_attention_layernorm", "post_mlp_layernorm"]),
+        ("encoder.layer.", "attention.", ["attn_ln", "mlp_ln"]),
+    ] {
+        let dir = changed("gte", "config.json", &|_| {});
+        let path = dir.path().join("model.safetensors");
+        let bytes = std::fs::read(&path).unwrap();
+        let mut parts = Vec::new();
+        for (name, tensor) in safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors() {
+            let (name, whole) = (name.replace("encoder.layer.", layers).replace("attention.", attention), tensor.data());
+            let name = name.replace("attn_ln", norms[0]).replace("mlp_ln", norms[1]);
+            let all = [("qkv_proj", &["q_proj", "k_proj", "v_proj"][..]), ("up_gate_proj", &["up_proj", "gate_proj"])];
+            let names = match all.into_iter().find(|(fused, _)| name.contains(fused)) {
+                Some((fused, own)) => own.iter().map(|own| name.replace(fused, own)).collect(),
+                None => vec![name],
+            };
+            let mut shape = tensor.shape().to_vec();
+            shape[0] /= names.len();
+            for (name, part) in names.iter().zip(whole.chunks(whole.len() / names.len())) {
+                let part = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.clone(), part).unwrap();
+                parts.push((name.clone(), part));
+            }
+        }
+        std::fs::write(&path, safetensors::serialize(parts, None).unwrap()).unwrap();
+        check(&open(&dir).unwrap(), "gte");
+    }
+}
+
+/// The frequencies of `ntk` are those of a larger base, divided (Su, <https://kexue.fm/archives/9706>).
+#[test]
+fn gte_stretches_its_rotations_by_ntk() {
+    let vectors = |change: &dyn Fn(&mut Value)| {
+        let engine = open(&changed("gte", "config.json", change)).unwrap();
+        engine.embed(of(golden("gte").iter().map(text).collect())).unwrap()
+    };
+    let by_ntk = vectors(&|config| {
+        hub_gte(config);
+        config["rope_scaling"] = json!({"type": "ntk", "factor": 2.0});
+    });
+    let by_base = vectors(&|config| {
+        let factor = 2_f64.powf(2.0 / 16.0);
+        config["rope_parameters"] = json!({"rope_type": "linear", "factor": factor, "rope_theta": 320_000.0});
+    });
+    assert_eq!(bits(&by_ntk), bits(&by_base));
+    assert_ne!(bits(&by_ntk), bits(&vectors(&|_| {})));
+}
+
+#[test]
+fn norms_as_tensorflow_called_them_are_read() {
+    let older = |name: &str| name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta");
+    check(&open(&renamed("bert", &older, &|_| {})).unwrap(), "bert");
 }

@@ -30,6 +30,7 @@ mod granite;
 mod granite_hybrid;
 mod granite_moe;
 mod granite_swa;
+mod gte;
 mod helium;
 mod hunyuan;
 mod hunyuan_moe;
@@ -247,6 +248,7 @@ pub const GROUPS: [(&str, &[Architecture]); 5] = [
             bert::NOMIC,
             modernbert::ARCHITECTURE,
             modernbert::EUROBERT,
+            gte::ARCHITECTURE,
         ],
     ),
 ];

@@ -61,6 +61,8 @@ pub struct DenseConfig {
     pub activation: Activation,
     /// Its matrices must have biases; else they may.
     pub bias: bool,
+    /// Checkpoints that keep both as one have `up` before the gate.
+    pub is_up_first: bool,
     /// Of the gate only what is so many standard deviations above the mean of its row passes, less that.
     pub cutoff: Option<f32>,
 }
