@@ -55,6 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "modernbert": MODERN,
     "eurobert": {**SIZES, "model_type": "eurobert", "num_key_value_heads": 2, "max_position_embeddings": 256},
     "gte": GTE,
+    "jina3": {**GTE, "model_type": "jina_embeddings_v3"},
 }
 """Of vectors."""
 SCORERS: dict[str, dict[str, Any]] = {
@@ -93,6 +94,7 @@ POOLING = {
     "modernbert": "cls",
     "eurobert": "mean",
     "gte": "cls",
+    "jina3": "mean",
 }
 
 

@@ -46,7 +46,9 @@ pub(crate) fn of_folder(
         HeadConfig { role: id.role, in_features: width, out_features: width, bias, activation, has_norm }
     };
     let (pooling, before) = match decoder.architecture {
-        "bert" | "roberta" | "xlm-roberta" | "gte" => (Pooling::Cls, Some(dense(HeadActivation::Tanh, false))),
+        "bert" | "roberta" | "xlm-roberta" | "gte" | "jina_embeddings_v3" => {
+            (Pooling::Cls, Some(dense(HeadActivation::Tanh, false)))
+        }
         "distilbert" => (Pooling::Cls, Some(dense(HeadActivation::Of(Activation::Relu), false))),
         "modernbert" => {
             fields.only_text("classifier_activation", "gelu")?;

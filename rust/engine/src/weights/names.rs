@@ -396,7 +396,7 @@ impl Default for ModelPlace {
 
 impl ModelPlace {
     /// All that are known.
-    const ALL: [Self; 25] = [
+    const ALL: [Self; 26] = [
         Self::at("model.", ""),
         Self::at("model.language_model.", ""),
         Self::at("model.text_model.", ""),
@@ -425,6 +425,7 @@ impl ModelPlace {
         Self { layers: "transformer.layer.", ..Self::at("distilbert.", "") },
         Self { layers: "encoder.layers.", ..Self::at("", "") },
         Self { layers: "encoder.layers.", ..Self::at("bert.", "") },
+        Self { layers: "encoder.layers.", ..Self::at("roberta.", "") },
         // Without what gives logits.
         Self { layers: "h.", ..Self::at("", "") },
         Self::at("", ""),

@@ -388,7 +388,8 @@ fn architectures_are_found_or_refused_with_the_list() {
          dots1, solar_open, hy_v3, olmoe, flex_olmo, minimax_m2, mellum, flint, sarvam_moe, bailing_moe, bailing_moe_v2, afmoe, dbrx, cohere2_moe, laguna, kolibri1; latent attention: \
          deepseek_v2, deepseek_v3, glm4_moe_lite, youtu, sarvam_mla, axk1, mistral4, minicpm3; recurrent layers: lfm2, lfm2_moe, lfm3, \
          granitemoehybrid, bamba, nemotron_h, nemotron_h_moe, falcon_h1, mamba, falcon_mamba, mamba2, jamba, qwen3_next, qwen3_5_text, qwen3_5_moe_text, olmo_hybrid, kimi_linear; \
-         encoders, which make vectors: bert, roberta, xlm-roberta, distilbert, nomic_bert, modernbert, eurobert, gte";
+         encoders, which make vectors: bert, roberta, xlm-roberta, distilbert, nomic_bert, modernbert, eurobert, gte, \
+         jina_embeddings_v3";
     for (expected, found, words) in [
         (None, hf(Some("xlstm")), vec!["`xlstm`"]),
         (None, Found::Gguf("jina-bert-v2"), vec!["`jina-bert-v2`"]),

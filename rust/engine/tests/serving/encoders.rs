@@ -14,7 +14,7 @@ use crate::common::{
     serving::{exact, pool_of, stats},
 };
 
-const MODELS: [&str; 8] = ["bert", "xlm-roberta", "roberta", "distilbert", "nomic", "modernbert", "eurobert", "gte"];
+const MODELS: [&str; 9] = ["bert", "xlm-roberta", "roberta", "distilbert", "nomic", "modernbert", "eurobert", "gte", "jina3"];
 const SCORERS: [&str; 8] = [
     "bert-rerank",
     "xlm-roberta-rerank",

@@ -1,5 +1,5 @@
-//! GTE (arXiv:2407.19669): encoders whose tokens all see each other, with rotations, gates and norms of the sums. The hub's files
-//! have a configuration of their own, whose `model_type` is `new`.
+//! GTE (arXiv:2407.19669) and Jina Embeddings 3 (arXiv:2409.10173): encoders whose tokens all see each other, with rotations and
+//! norms of the sums; the former has gates. The hub's files of it have a configuration of their own, whose `model_type` is `new`.
 
 use device::{Activation, Mask};
 use serde_json::{Value, json};
@@ -40,11 +40,46 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         (Role::PostFfnNorm, "post_mlp_layernorm"),
         (Role::PostFfnNorm, "mlp_ln"),
     ],
-    from_hf,
+    from_hf: gte,
     from_gguf: no_gguf,
 };
 
-fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+/// Jina Embeddings 3 as Transformers has it, without the adapters by task that its folder has beside it.
+pub(super) const JINA: Architecture = Architecture {
+    model_types: &["jina_embeddings_v3"],
+    class: "JinaEmbeddingsV3Model",
+    gguf: "jina-bert-v3",
+    names: &[
+        (Role::ClassifierDense, "classifier.dense"),
+        (Role::Classifier, "classifier.out_proj"),
+        (Role::Embedding, "model.embeddings.word_embeddings"),
+        (Role::TokenTypes, "model.embeddings.token_type_embeddings"),
+        (Role::EmbeddingNorm, "model.embeddings.LayerNorm"),
+        (Role::EmbeddingNorm, "model.emb_ln"),
+        (Role::AttnQkv, "mixer.Wqkv"),
+        (Role::AttnOutput, "self_attn.o_proj"),
+        (Role::AttnOutput, "mixer.out_proj"),
+        (Role::PostAttnNorm, "post_attention_layernorm"),
+        (Role::PostAttnNorm, "norm1"),
+        (Role::FfnUp, "mlp.fc1"),
+        (Role::FfnDown, "mlp.fc2"),
+        (Role::PostFfnNorm, "post_mlp_layernorm"),
+        (Role::PostFfnNorm, "norm2"),
+    ],
+    from_hf: jina,
+    from_gguf: no_gguf,
+};
+
+fn jina(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    fields.only(&[("is_decoder", json!(false))])?;
+    let fields = fields.with_defaults(&json!({"rope_theta": 20_000.0, "layer_norm_eps": 1e-5}));
+    Ok(encoder("jina_embeddings_v3", &fields)?.with_layers(|layer| {
+        layer.set_biases(true);
+        layer.ffn.set_dense(|dense| dense.is_gated = false);
+    }))
+}
+
+fn gte(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     fields.only(&[
         ("layer_norm_type", json!("layer_norm")),
         ("position_embedding_type", json!("rope")),
@@ -58,28 +93,36 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let usual_theta = if fields.text("model_type")?.as_deref() == Some("new") { 10_000.0 } else { 160_000.0 };
     let (fields, factor) = without_ntk(fields)?;
     let fields = fields.with_defaults(&json!({"rope_theta": usual_theta}));
-    let eps = fields.number("layer_norm_eps")?.unwrap_or(1e-12);
-    let num_token_types = fields.size("type_vocab_size")?.unwrap_or(1);
-    let positions = PositionsConfig { are_there: false, num_token_types, padding: 0 };
-    let mut config = DecoderConfig {
-        norm: NormConfig::layer(Some(eps)),
-        embedding_norm: true,
-        output_norm: false,
-        tie_word_embeddings: true,
-        ..fields.decoder("gte")?
-    };
+    let mut config = encoder("gte", &fields)?;
     if let Some(factor) = factor {
         for rope in &mut config.ropes {
             rope.theta *= factor;
             rope.scaling = RopeScaling::Linear(factor.powf(2.0 / rope.rotary_dim as f64));
         }
     }
+    Ok(config.with_layers(|layer| {
+        (layer.attention.qkv_bias, layer.attention.output_bias) = (true, true);
+        layer.ffn.set_dense(|dense| dense.is_up_first = true);
+    }))
+}
+
+/// What both have.
+fn encoder(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let eps = fields.number("layer_norm_eps")?.unwrap_or(1e-12);
+    let num_token_types = fields.size("type_vocab_size")?.unwrap_or(1);
+    let positions = PositionsConfig { are_there: false, num_token_types, padding: 0 };
+    let config = DecoderConfig {
+        norm: NormConfig::layer(Some(eps)),
+        embedding_norm: true,
+        output_norm: false,
+        tie_word_embeddings: true,
+        positions: (num_token_types > 0).then_some(positions),
+        ..fields.decoder(architecture)?
+    };
     let activation = fields.activation(Activation::Gelu)?;
-    let config = DecoderConfig { positions: (num_token_types > 0).then_some(positions), ..config };
     Ok(config.with_layers(|layer| {
         (layer.norms, layer.attention.mask) = (Norms::OfSums, Mask::Full);
-        (layer.attention.qkv_bias, layer.attention.output_bias) = (true, true);
-        layer.ffn.set_dense(|dense| (dense.is_up_first, dense.activation) = (true, activation));
+        layer.ffn.set_dense(|dense| dense.activation = activation);
     }))
 }
 

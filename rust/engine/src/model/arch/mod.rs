@@ -249,6 +249,7 @@ pub const GROUPS: [(&str, &[Architecture]); 5] = [
             modernbert::ARCHITECTURE,
             modernbert::EUROBERT,
             gte::ARCHITECTURE,
+            gte::JINA,
         ],
     ),
 ];
