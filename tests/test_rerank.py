@@ -24,9 +24,9 @@ def golden(name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two encoders with their weights, which are drawn from their names."""
+    """Two encoders and a decoder with their weights, which are drawn from their names."""
     place = tmp_path_factory.mktemp("encoders")
-    for name in ("bert", "bert-rerank"):
+    for name in ("bert", "bert-rerank", "qwen3-logit-rerank"):
         copy = place / name
         shutil.copytree(GOLDEN / "encoders" / name, copy, ignore=shutil.ignore_patterns("*.safetensors"))
         write_weights(copy, copy, str.lower)
@@ -57,6 +57,18 @@ def test_scores_are_those_of_sentence_transformers(scorer: Runner) -> None:
     assert asyncio.run(scorer.arerank(request())) == scores
     assert scorer.send_rerank_request(RerankRequest("x", [])) == []
     wait_until_idle(scorer)
+
+
+def test_a_decoder_scores_by_the_logits_of_two_tokens(folder: Path) -> None:
+    case = golden("qwen3-logit-rerank")
+    which = Which.Embedding(str(folder / "qwen3-logit-rerank"), dtype=ModelDType.F32)
+    with Runner(which=which, pa_ctxt_len=1024, num_threads=2) as runner:
+        scores = runner.send_rerank_request(RerankRequest(case["query"], case["documents"], truncate_sequence=True))
+        assert near(scores, case["logits"])
+    with serving("embedding", "--dtype", "f32", model=str(folder / "qwen3-logit-rerank")) as server:
+        body = {"query": case["query"], "documents": case["documents"], "truncate_sequence": True}
+        results = {result["index"]: result["relevance_score"] for result in server.post("/v1/rerank", body).json["results"]}
+        assert near([results[index] for index in range(4)], case["logits"])
 
 
 def test_an_encoder_makes_vectors(folder: Path) -> None:

@@ -49,7 +49,9 @@ impl TokenLogits {
 
     /// The score by what the rows give.
     pub(super) fn score(&self, products: &mut [f32]) -> f32 {
-        products.iter_mut().for_each(|product| *product *= self.scale);
+        for product in &mut *products {
+            *product *= self.scale;
+        }
         softcap(products, self.softcap);
         products.iter().copied().reduce(|yes, no| yes - no).unwrap_or_default()
     }

@@ -59,18 +59,17 @@ impl Engine {
         };
         let written = |text: &str| if config.lower_case { text.to_lowercase() } else { text.to_owned() };
         let prompt = config.prompt(None)?;
-        let pairs = match &config.template {
-            Some(template) => Pairs::Chat(ChatPairs::new(self, template, prompt, &query)),
-            None => {
-                // More are never used.
-                let most = limit.unwrap_or(longest).saturating_add(1);
-                let query = [prompt.unwrap_or_default(), &query].concat();
-                let query = self.tokenizer().encode_first(&written(&query), most)?;
-                if limit.is_none() && query.num_tokens > longest {
-                    return Err(too_long("the query has", query.num_tokens));
-                }
-                Pairs::Joined(query)
+        let pairs = if let Some(template) = &config.template {
+            Pairs::Chat(ChatPairs::new(self, template, prompt, &query))
+        } else {
+            // More are never used.
+            let most = limit.unwrap_or(longest).saturating_add(1);
+            let query = [prompt.unwrap_or_default(), &query].concat();
+            let query = self.tokenizer().encode_first(&written(&query), most)?;
+            if limit.is_none() && query.num_tokens > longest {
+                return Err(too_long("the query has", query.num_tokens));
             }
+            Pairs::Joined(query)
         };
         let mut requests = Vec::with_capacity(documents.len());
         for (number, document) in documents.into_iter().enumerate() {

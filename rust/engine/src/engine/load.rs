@@ -308,9 +308,6 @@ pub fn load_with_backend(
     }
     warn_of_senses(&files);
     let text = TextFiles::open(source, &files, config.chat_template.as_deref())?;
-    if let Some(scores) = files.embedding().filter(|config| config.score.is_some()) {
-        scores.check_pairs((text.chat_template.as_ref(), &text.tokenizer), files.config())?;
-    }
     let draft = draft::open((source, config), files.config(), &text.tokenizer)?;
     let (tokenizer_bytes, adapter_bytes) = (text.tokenizer.estimated_bytes(), adapter_bytes(config, Some(&files))?);
     let planned = |loaded| {

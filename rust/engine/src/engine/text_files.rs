@@ -64,6 +64,9 @@ impl TextFiles {
         };
         let special = tokenizer.special_tokens().clone();
         let chat_template = source_text.map(|text| ChatTemplate::new(&text, special)).transpose()?;
+        if let Some(scores) = files.embedding().filter(|config| config.score.is_some()) {
+            scores.check_pairs((chat_template.as_ref(), &tokenizer), files.config())?;
+        }
         Ok(Self { tokenizer, chat_template, generation_config })
     }
 }
