@@ -52,7 +52,9 @@ TURNED_ENCODER_HEAD_WIDTHS = [8, 16, 32, 64]
 """Where an encoder turns its heads, in quarters."""
 TURNED_ENCODERS = {
     "gemma4_vision",
+    "glm46v",
     "glm4v",
+    "glm4v_moe",
     "llama4_vision",
     "mistral3",
     "pixtral",
@@ -73,7 +75,9 @@ TOKEN_KINDS = {
     "qwen2_vl": "mm_token_type_ids",
     "qwen2_5_vl": "mm_token_type_ids",
     "qwen3_vl": "mm_token_type_ids",
+    "glm46v": "mm_token_type_ids",
     "glm4v": "mm_token_type_ids",
+    "glm4v_moe": "mm_token_type_ids",
     "qwen3_vl_moe": "mm_token_type_ids",
     "qwen3_5_vision": "mm_token_type_ids",
     "qwen3_5_moe_vision": "mm_token_type_ids",
@@ -240,10 +244,23 @@ def draw_lfm2_vl(case: Case, config: Config, images: Config) -> None:
 
 
 def draw_glm4v(case: Case, config: Config, images: Config) -> None:
-    """How large patches are, and the tile that positions were learned of."""
-    patch, side = case.random.choice([5, 7]), case.random.choice([1, 3, 4, 6])
+    """How large patches are, and the tile that positions were learned of; biases, and which layers have experts."""
+    rng, text = case.random, config["text_config"]
+    patch, side = rng.choice([5, 7]), rng.choice([1, 3, 4, 6])
     config["vision_config"] |= {"patch_size": patch, "image_size": patch * side}
     images["patch_size"] = patch
+    if case.family == "glm4v":
+        return
+    config["vision_config"]["attention_bias"] = rng.random() < 0.5
+    if case.family == "glm46v" and rng.random() < 0.4:
+        experts = read_json(VISION / "glm4v_moe" / "config.json")["text_config"]
+        text["head_dim"] = text["hidden_size"] // text["num_attention_heads"]
+        text |= {key: value for key, value in experts.items() if key not in text or key == "model_type"}
+    if "n_routed_experts" in text:
+        text |= {"first_k_dense_replace": rng.randint(0, text["num_hidden_layers"]), "n_shared_experts": rng.choice([1, 2])}
+        text |= {"norm_topk_prob": rng.random() < 0.7, "routed_scaling_factor": rng.choice([1.0, 1.5])}
+        if text["model_type"] == "glm4v_moe_text":
+            text["attention_bias"] = rng.random() < 0.7
 
 
 def draw_llama4(case: Case, config: Config, images: Config) -> None:
@@ -313,7 +330,9 @@ DRAWS: dict[str, Callable[[Case, Config, Config], None]] = {
     "idefics2": draw_idefics2,
     "lfm2_vl": draw_lfm2_vl,
     "llama4_vision": draw_llama4,
+    "glm46v": draw_glm4v,
     "glm4v": draw_glm4v,
+    "glm4v_moe": draw_glm4v,
     "mllama": draw_mllama,
     "internvl": draw_internvl,
     "aya_vision": draw_cohere,

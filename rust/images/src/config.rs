@@ -59,7 +59,7 @@ const CLIP_STD: [f32; 3] = [0.268_629_55, 0.261_302_6, 0.275_777_1];
 
 impl ProcessorKind {
     /// By the names in files, less "Fast".
-    const NAMES: [(&str, Self); 20] = [
+    const NAMES: [(&str, Self); 21] = [
         ("CLIPImageProcessor", Self::Clip),
         ("LlavaImageProcessor", Self::Llava),
         ("SiglipImageProcessor", Self::Siglip),
@@ -77,6 +77,7 @@ impl ProcessorKind {
         ("GotOcr2ImageProcessor", Self::GotOcr2),
         ("Cohere2VisionImageProcessor", Self::Cohere2Vision),
         ("Glm4vImageProcessor", Self::Glm4v),
+        ("Glm46VImageProcessor", Self::Glm4v),
         ("MllamaImageProcessor", Self::Mllama),
         ("Phi4MultimodalImageProcessor", Self::Phi4Multimodal),
         ("Phi4MMImageProcessor", Self::Phi4Multimodal),

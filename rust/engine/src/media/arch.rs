@@ -59,7 +59,7 @@ const AUDIO: &str = "audio_config";
 pub(super) const ABOUT_IMAGES: &str = "max_edge (--max-edge) is about images, and this model takes sounds: leave it out";
 
 /// Every family whose images or sounds are computed.
-const FAMILIES: [Family; 28] = [
+const FAMILIES: [Family; 29] = [
     Family { model_types: &["llava"], key: VISION, is_one: false, read: llava },
     Family { model_types: &["llava_next"], key: VISION, is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], key: VISION, is_one: false, read: idefics2 },
@@ -75,6 +75,7 @@ const FAMILIES: [Family; 28] = [
     Family { model_types: &["gemma4"], key: AUDIO, is_one: false, read: gemma4_audio::gemma4_audio },
     Family { model_types: &["mistral3"], key: VISION, is_one: false, read: mistral3 },
     Family { model_types: &["glm4v"], key: VISION, is_one: false, read: glm4v::glm4v },
+    Family { model_types: &["glm46v", "glm4v_moe"], key: VISION, is_one: false, read: glm4v::glm46v },
     Family { model_types: &["internvl"], key: VISION, is_one: false, read: internvl::internvl },
     Family { model_types: &["aya_vision"], key: VISION, is_one: false, read: cohere::aya_vision },
     Family { model_types: &["cohere2_vision"], key: VISION, is_one: false, read: cohere::cohere2_vision },
@@ -287,6 +288,7 @@ impl Reader<'_, '_> {
         Ok(TowerConfig {
             hidden_size: self.size("hidden_size", hidden)?,
             num_heads: self.size("num_attention_heads", heads)?,
+            num_kv_heads: None,
             intermediate_size: self.size("intermediate_size", inner)?,
             num_layers: self.size("num_hidden_layers", layers)?,
             patch_size,
@@ -304,6 +306,7 @@ impl Reader<'_, '_> {
             norms_first: false,
             has_post_norm: true,
             windows: None,
+            qk_norms: None,
             inner_norms: None,
             is_bounded: false,
             standard: None,

@@ -123,6 +123,8 @@ pub struct TowerConfig {
     pub hidden_size: usize,
     /// Heads of queries, keys and values.
     pub num_heads: usize,
+    /// Heads of keys and values, where there are fewer of these.
+    pub num_kv_heads: Option<usize>,
     /// Columns of the feed-forward network.
     pub intermediate_size: usize,
     /// Layers that are computed: those behind the one whose output is taken are not.
@@ -157,6 +159,8 @@ pub struct TowerConfig {
     pub has_post_norm: bool,
     /// Layers that see a window around a patch, and not the whole tile.
     pub windows: Option<Windows>,
+    /// The names of norms of each head of the queries, and of the keys.
+    pub qk_norms: Option<[&'static str; 2]>,
     /// Norms that layers have within them, which go with scores that are not scaled (Gemma 4).
     pub inner_norms: Option<InnerNorms>,
     /// What goes into each product of a layer is bounded, and what comes out, by numbers that lie beside its matrix.

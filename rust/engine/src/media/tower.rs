@@ -77,6 +77,15 @@ impl TowerConfig {
         self.hidden_size / self.num_heads
     }
 
+    pub(super) fn num_kv_heads(&self) -> usize {
+        self.num_kv_heads.unwrap_or(self.num_heads)
+    }
+
+    /// Columns of keys, and of values.
+    pub(super) fn kv_size(&self) -> usize {
+        self.num_kv_heads() * self.head_dim()
+    }
+
     /// Values of a patch, of one frame.
     pub(super) fn patch_len(&self) -> usize {
         if self.frames.is_some() { 0 } else { 3 * self.patch_size * self.patch_size }
@@ -130,7 +139,7 @@ impl TowerConfig {
     }
 
     fn kv_spec(&self, num_blocks: usize, dtype: KvDType) -> Result<KvCacheSpec, EngineError> {
-        let shape = KvShape::new(self.num_heads, self.head_dim());
+        let shape = KvShape::new(self.num_kv_heads(), self.head_dim());
         // Block 0 is read by nobody.
         Ok(KvCacheSpec::uniform((num_blocks + 1, BLOCK_SIZE), dtype, shape, 1)?)
     }
@@ -139,7 +148,7 @@ impl TowerConfig {
     pub(crate) fn activation_bytes(&self, max_rows: usize) -> u64 {
         let bounded = if self.is_bounded { self.hidden_size.max(self.intermediate_size) + self.intermediate_size } else { 0 };
         let frames = if self.sees_frames { 1 + self.num_frames } else { 1 };
-        let columns = self.patch_len() * frames + 5 * self.hidden_size + self.intermediate_size + bounded;
+        let columns = self.patch_len() * frames + 3 * self.hidden_size + 2 * self.kv_size() + self.intermediate_size + bounded;
         let kv = self.kv_spec(max_rows.div_ceil(BLOCK_SIZE), KvDType::F32).ok().and_then(|spec| spec.total_bytes()).unwrap_or(0);
         (columns * max_rows * size_of::<f32>()) as u64 + kv + self.frame_bytes()
     }
@@ -251,7 +260,7 @@ impl Tower {
         let (hidden, config) = (self.config.hidden_size, &self.config);
         // A GPU has kernels for some sizes of heads.
         let prefers_bf16 = backend.prefers_bf16_cache() || !backend.memory()?.is_host;
-        let takes_bf16 = backend.check_kv_layer(KvDType::BF16, KvShape::new(config.num_heads, config.head_dim()), 1).is_ok();
+        let takes_bf16 = backend.check_kv_layer(KvDType::BF16, KvShape::new(config.num_kv_heads(), config.head_dim()), 1).is_ok();
         let is_fast = self.precision != Precision::Exact && prefers_bf16 && takes_bf16;
         let kv_dtype = if is_fast { KvDType::BF16 } else { KvDType::F32 };
         let alloc = |cols| backend.alloc(max_rows, cols);
@@ -262,8 +271,8 @@ impl Tower {
             },
             hidden: alloc(hidden)?,
             q: alloc(hidden)?,
-            k: alloc(hidden)?,
-            v: alloc(hidden)?,
+            k: alloc(config.kv_size())?,
+            v: alloc(config.kv_size())?,
             out: alloc(hidden)?,
             inner: alloc(config.intermediate_size)?,
             bounded: if config.is_bounded {
@@ -487,13 +496,17 @@ impl Tower {
         next: Option<&Linear>,
     ) {
         let head_norm = |norm| HeadNorm { norm, span: NormSpan::Head };
-        let [q_norm, k_norm, v_norm] =
-            layer.inner.as_ref().map_or([None; 3], |inner| [&inner.q, &inner.k, &inner.v].map(|norm| Some(head_norm(norm))));
+        let [q_norm, k_norm, v_norm] = match (&layer.inner, &layer.qk_norms) {
+            (Some(inner), _) => [Some(&inner.q), Some(&inner.k), Some(&inner.v)],
+            (None, Some([q, k])) => [Some(q), Some(k), None],
+            (None, None) => [None; 3],
+        }
+        .map(|norm| norm.map(head_norm));
         let args = RopeArgs::new(q, Some((k, Some(v))), rope, (cache, 0));
         backend.rope_and_cache(RopeArgs { q_norm, k_norm, v_norm, ..args }, step);
-        let (heads, head_dim) = (self.config.num_heads, self.config.head_dim());
+        let heads = [self.config.num_heads, self.config.num_kv_heads(), self.config.head_dim()];
         let mask = if step.span_ends.is_empty() { Mask::Full } else { Mask::Spans };
-        let mut params = AttentionParams { mask, ..AttentionParams::new([heads, heads, head_dim], self.precision) };
+        let mut params = AttentionParams { mask, ..AttentionParams::new(heads, self.precision) };
         if layer.inner.is_some() {
             params.scale = 1.0;
         }

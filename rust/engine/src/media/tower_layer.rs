@@ -28,6 +28,8 @@ pub(super) struct TowerLayer {
     pub(super) up: Linear,
     pub(super) down: Linear,
     pub(super) has_window: bool,
+    /// Of each head of queries and keys.
+    pub(super) qk_norms: Option<[Norm; 2]>,
     pub(super) inner: Option<Inner>,
     pub(super) bounds: Option<Bounds>,
     /// What is added to the residual stream is multiplied by these: what attention gives, and the feed-forward network.
@@ -47,7 +49,7 @@ impl TowerLayer {
         let named = |name: &str| named(&name.replace('*', &layer.to_string()));
         let scale = |part: usize| if names.scales[part].is_empty() { String::new() } else { named(names.scales[part]) };
         let is_fused = names.qkv[0] == names.qkv[1];
-        let (num_rows, step) = if is_fused { (3 * hidden, hidden) } else { (hidden, 0) };
+        let rows = [hidden, config.kv_size(), config.kv_size()];
         let mut of_qkv = |part: usize| {
             let name = named(names.qkv[part]);
             if names.is_paired && part < 2 {
@@ -56,7 +58,8 @@ impl TowerLayer {
             if matches!(config.positions, Positions::Axes { .. }) && part < 2 {
                 return weights.reordered(&name, hidden, |row| in_halves(row, config.head_dim()));
             }
-            weights.rows_of_linear(&name, num_rows, part * step, [hidden; 2])
+            let (num_rows, first) = if is_fused { (rows.iter().sum(), rows[..part].iter().sum()) } else { (rows[part], 0) };
+            weights.rows_of_linear(&name, num_rows, first, [rows[part], hidden])
         };
         Ok(Self {
             qkv: [of_qkv(0)?, of_qkv(1)?, of_qkv(2)?],
@@ -67,6 +70,13 @@ impl TowerLayer {
             up: weights.linear(&named(names.up), [inner, hidden])?,
             down: weights.scaled(&named(names.down), &scale(1), [hidden, inner])?,
             has_window: config.windows.as_ref().is_some_and(|windows| !windows.full_layers.contains(&layer)),
+            qk_norms: match config.qk_norms {
+                Some([q, k]) => {
+                    let mut norm = |name: &str| weights.norm(&named(name), config.head_dim(), kind);
+                    Some([norm(q)?, norm(k)?])
+                }
+                None => None,
+            },
             inner: config.inner_norms.map(|names| Inner::new(weights, config, names, &named)).transpose()?,
             bounds: if config.is_bounded { Some(Bounds::new(weights, &names, &named)?) } else { None },
             scales: [1.0; 2],

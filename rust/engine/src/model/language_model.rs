@@ -26,6 +26,14 @@ fn usual() -> Vec<(&'static str, Value)> {
             }),
         ),
         (
+            "glm4v_moe_text",
+            json!({
+                "vocab_size": 151_424, "hidden_size": 4096, "intermediate_size": 10_944, "num_hidden_layers": 46,
+                "num_attention_heads": 96, "num_key_value_heads": 8, "max_position_embeddings": 65_536, "rms_norm_eps": 1e-5,
+                "moe_intermediate_size": 1408, "num_experts_per_tok": 8, "n_routed_experts": 128,
+            }),
+        ),
+        (
             "lfm2",
             json!({
                 "vocab_size": 65_536, "hidden_size": 2560, "intermediate_size": 12_288, "num_hidden_layers": 32,

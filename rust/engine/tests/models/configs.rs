@@ -384,7 +384,7 @@ fn architectures_are_found_or_refused_with_the_list() {
          ministral3, hunyuan_v1_dense, ministral, vaultgemma, glm, seed_oss, ernie4_5, exaone4, helium, nemotron, arcee, \
          jais2, apertus, granite_swa, hyperclovax, iquestcoder, cwm, mllama_text_model, olmo, gpt_neox, falcon, gptj, \
          codegen, gpt2, gpt_neo, gpt_bigcode, opt, biogpt, persimmon, nanochat, exaone, internlm2, internlm3, minicpm, orion, xverse; mixtures of experts: mixtral, qwen2_moe, qwen3_moe, \
-         qwen3_vl_moe, granitemoe, phimoe, glm4_moe, hunyuan_v1_moe, gpt_oss, llama4_text, ernie4_5_moe, exaone_moe, granitemoe_swa, \
+         qwen3_vl_moe, granitemoe, phimoe, glm4_moe, glm4v_moe, hunyuan_v1_moe, gpt_oss, llama4_text, ernie4_5_moe, exaone_moe, granitemoe_swa, \
          dots1, solar_open, hy_v3, olmoe, flex_olmo, minimax_m2, mellum, flint, sarvam_moe, bailing_moe, bailing_moe_v2, afmoe, dbrx, cohere2_moe, laguna, kolibri1; latent attention: \
          deepseek_v2, deepseek_v3, glm4_moe_lite, youtu, sarvam_mla, axk1, mistral4, minicpm3; recurrent layers: lfm2, lfm2_moe, lfm3, \
          granitemoehybrid, bamba, nemotron_h, nemotron_h_moe, falcon_h1, mamba, falcon_mamba, mamba2, jamba, qwen3_next, qwen3_5_text, qwen3_5_moe_text, olmo_hybrid, kimi_linear; \

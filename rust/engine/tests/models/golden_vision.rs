@@ -19,7 +19,7 @@ use crate::common::{
     serving::greedy,
 };
 
-const MODELS: [&str; 21] = [
+const MODELS: [&str; 23] = [
     "llava",
     "llava_next",
     "idefics2",
@@ -41,6 +41,8 @@ const MODELS: [&str; 21] = [
     "pixtral",
     "glm4v",
     "mllama",
+    "glm46v",
+    "glm4v_moe",
 ];
 
 /// Of these, the ones with recurrent layers, whose hits end at snapshots of states.

@@ -27,4 +27,5 @@ mod phi3_vision;
 mod phi4_multimodal;
 mod quantize;
 mod renamed_models;
+mod vision_files;
 mod weight_files;

@@ -1,12 +1,19 @@
 //! That what files say of an encoder makes sense.
 
-use super::mllama::MAX_TILES;
+use serde_json::json;
+
+use super::{Reader, VISION, mllama::MAX_TILES};
 use crate::{
+    EngineError,
+    keys::{self, Off},
     media::{
         config::{Body, ConformerConfig, ConformerStyle, MediaConfig, Positions, Regroup, Tiled, TowerConfig},
         tower::MAX_ROWS,
     },
-    model::config::{DecoderConfig, MAX_LAYERS, MAX_SIZE},
+    model::{
+        config::{DecoderConfig, MAX_LAYERS, MAX_SIZE},
+        fields::Fields,
+    },
 };
 
 impl MediaConfig {
@@ -56,6 +63,11 @@ impl MediaConfig {
         }
         if !hidden_size.is_multiple_of(num_heads) {
             return Err(format!("has a width of {hidden_size}, not a multiple of {num_heads} heads"));
+        }
+        if let Some(kv_heads) = tower.num_kv_heads
+            && (kv_heads == 0 || !num_heads.is_multiple_of(kv_heads))
+        {
+            return Err(format!("has {num_heads} heads of queries, not a multiple of {kv_heads} heads of keys and values"));
         }
         let head_dim = hidden_size / num_heads;
         match tower.positions {
@@ -151,3 +163,52 @@ fn check_conformer(conformer: &ConformerConfig) -> Result<(), String> {
     }
     Ok(())
 }
+
+impl Reader<'_, '_> {
+    /// That nothing else is asked for: what nobody has read of the encoder's part of the file says nothing, and what nobody has
+    /// read of the whole would not change the results. `idle`: keys of that part without effect.
+    pub(super) fn check_rest(&self, idle: &[&str]) -> Result<(), EngineError> {
+        let channels = ["in_channels", "in_chans", "num_channels"].map(|key| (key, json!(3)));
+        self.encoder.only(&channels)?;
+        if let Some(rope) = self.encoder.child("rope_parameters")? {
+            let kind = rope.text("rope_type")?.unwrap_or_else(|| "axial".into());
+            if !["axial", "default"].contains(&&kind[..]) {
+                return Err(rope.error("rope_type", format!("is `{kind}`; implemented: axial, default")));
+            }
+            rope.only(&[("partial_rotary_factor", json!(1.0))])?;
+            if let Some(key) = rope.object.keys().find(|key| !ROPE.contains(&&key[..])) {
+                return Err(rope.error(key, "is not supported; leave it out"));
+            }
+        }
+        for key in idle {
+            self.encoder.value(key);
+        }
+        for key in OF_WHOLE {
+            self.whole.value(key);
+        }
+        let says = |key: &&str| self.encoder.object.get(*key).is_some_and(|value| !Off::Empty.is_off(value));
+        let prefix = format!("{VISION}.");
+        let unknown = self.encoder.unknown_keys()?;
+        if let Some(key) = unknown.iter().filter_map(|key| key.strip_prefix(&prefix)).find(says) {
+            let shown: String = self.encoder.object[key].to_string().chars().take(80).collect();
+            return Err(self.encoder.error(key, format!("is {shown}, which is not supported; leave it out")));
+        }
+        keys::warn_of(&self.whole.unknown_keys()?, self.whole.what);
+        Ok(())
+    }
+}
+
+/// What the rotation of an encoder may say.
+const ROPE: [&str; 3] = ["rope_type", "rope_theta", "partial_rotary_factor"];
+
+/// Keys of a whole model that are read elsewhere, or that the chat template and the tokenizer stand for.
+const OF_WHOLE: [&str; 8] = [
+    "text_config",
+    "eos_token_id",
+    "tie_word_embeddings",
+    "quantization_config",
+    "image_start_token_id",
+    "image_end_token_id",
+    "video_start_token_id",
+    "video_end_token_id",
+];

@@ -1,5 +1,5 @@
-//! GLM-4.1V (arXiv:2507.01006): a tower much as that of Qwen2.5-VL without windows, and a projector of a convolution and a gated
-//! network.
+//! GLM's families that see (arXiv:2507.01006): a tower much as that of Qwen2.5-VL without windows, and a projector of a
+//! convolution and a gated network.
 
 use device::{Activation, NormKind};
 
@@ -10,8 +10,8 @@ use super::{
 use crate::{
     EngineError,
     media::config::{
-        MediaConfig, Placeholder, Places, Positions, ProjectorConfig, ProjectorGate, ProjectorLayer, ProjectorLayout,
-        ProjectorNorm, Regroup, TowerConfig, TowerNames,
+        MediaConfig, Places, Positions, ProjectorConfig, ProjectorGate, ProjectorLayer, ProjectorLayout, ProjectorNorm, Regroup,
+        TowerConfig, TowerNames,
     },
     model::fields::Fields,
 };
@@ -23,28 +23,49 @@ const NAMES: TowerNames = TowerNames {
     ..QWEN2_5
 };
 
+/// GLM-4.1V.
 pub(super) fn glm4v(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
-    let tower = qwen_tower(reader, reader.size("hidden_size", 1536)?)?;
+    let tower = tower(reader, [1536, 12])?;
     let Positions::Rotary { theta, .. } = tower.positions else { unreachable!("a tower of Qwen's rotates") };
     let side = reader.edge("image_size", 336)? / tower.patch_size.max(1);
-    let activation = Reader::activation(&reader.encoder, "hidden_act", "silu")?;
-    let width = reader.size("out_hidden_size", 4096)?;
-    let inner = reader.size("intermediate_size", 13_696)?;
+    let (width, inner) = (reader.size("out_hidden_size", 4096)?, reader.size("intermediate_size", 13_696)?);
     let tower = TowerConfig {
-        num_layers: reader.size("depth", 24)?,
-        num_heads: reader.size("num_heads", 12)?,
         intermediate_size: width,
-        norm: NormKind::Rms,
-        eps: reader.number("rms_norm_eps", 1e-5)?,
-        activation,
-        is_gated: true,
         positions: Positions::Cubic { side, theta },
         has_pre_norm: true,
         norms_first: true,
+        ..tower
+    };
+    projected(reader, tower, [width, inner])
+}
+
+/// GLM-4.5V and GLM-4.6V, with or without experts.
+pub(super) fn glm46v(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
+    let config = glm4v(reader)?;
+    reader.check_rest(&[])?;
+    Ok(config)
+}
+
+/// What the towers have in common, with these usual sizes: width and heads.
+fn tower(reader: &Reader<'_, '_>, [hidden, heads]: [usize; 2]) -> Result<TowerConfig, EngineError> {
+    // Which biases there are, the weights say.
+    reader.encoder.flag("attention_bias")?;
+    let tower = qwen_tower(reader, reader.size("hidden_size", hidden)?)?;
+    Ok(TowerConfig {
+        num_layers: reader.size("depth", 24)?,
+        num_heads: reader.size("num_heads", heads)?,
+        norm: NormKind::Rms,
+        eps: reader.number("rms_norm_eps", 1e-5)?,
+        activation: Reader::activation(&reader.encoder, "hidden_act", "silu")?,
+        is_gated: true,
         has_post_norm: true,
         names: NAMES,
         ..tower
-    };
+    })
+}
+
+/// With the projector: vectors of `width` values, by a network of `inner` columns.
+fn projected(reader: &Reader<'_, '_>, tower: TowerConfig, [width, inner]: [usize; 2]) -> Result<MediaConfig, EngineError> {
     let merge = reader.size("spatial_merge_size", 2)?;
     let layer = |name, out_features| ProjectorLayer { out_features, ..reader.last(name) };
     let norm = ProjectorNorm { name: "merger.post_projection_norm", kind: NormKind::Layer, eps: 1e-5, offset: 0.0 };
@@ -53,7 +74,7 @@ pub(super) fn glm4v(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError>
         ProjectorLayer { norm: Some(norm), activation: Some(Activation::Gelu), ..layer("merger.proj", width) },
         ProjectorLayer {
             gate: ProjectorGate::Named("merger.gate_proj"),
-            activation: Some(activation),
+            activation: Some(tower.activation),
             ..layer("merger.up_proj", inner)
         },
         layer("merger.down_proj", width),
@@ -64,5 +85,5 @@ pub(super) fn glm4v(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError>
     }
     let projector = ProjectorConfig { norm: None, regroup: Regroup::Interleaved(merge), late_norm: None, layers };
     let places = Places { projector: PLACES.tower, ..PLACES };
-    Ok(MediaConfig { placeholder: Placeholder::Repeated, places, ..reader.config("glm4v", tower, projector)? })
+    Ok(MediaConfig { places, ..reader.config("glm4v", tower, projector)? })
 }

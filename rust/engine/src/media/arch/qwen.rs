@@ -56,6 +56,7 @@ pub(super) fn qwen_tower(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<
     Ok(TowerConfig {
         hidden_size,
         num_heads: reader.size("num_heads", 16)?,
+        num_kv_heads: None,
         intermediate_size: reader.size("intermediate_size", 3420)?,
         num_layers: reader.size("depth", 32)?,
         patch_size: reader.size("patch_size", 14)?,
@@ -73,6 +74,7 @@ pub(super) fn qwen_tower(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<
         norms_first: false,
         has_post_norm: false,
         windows: None,
+        qk_norms: None,
         inner_norms: None,
         is_bounded: false,
         standard: None,

@@ -78,6 +78,7 @@ fn tower(
     Ok(TowerConfig {
         hidden_size: size("hidden_size", hidden)?,
         num_heads: size("num_attention_heads", heads)?,
+        num_kv_heads: None,
         intermediate_size: size("intermediate_size", inner)?,
         num_layers: size("num_hidden_layers", layers)?,
         patch_size: 1,
@@ -95,6 +96,7 @@ fn tower(
         norms_first: false,
         has_post_norm: true,
         windows: None,
+        qk_norms: None,
         inner_norms: None,
         is_bounded: false,
         standard: None,

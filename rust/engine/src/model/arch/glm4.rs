@@ -39,19 +39,26 @@ pub(super) const FIRST: Architecture = Architecture {
     from_gguf: |fields| fields.decoder("glm", RopeStyle::Interleaved),
 };
 
-/// The language model of GLM-4.1V; of text alone it is a GLM 4.
+/// The language model of GLM-4.1V and GLM-4.6V-Flash; of text alone it is a GLM 4.
 pub(super) const VL: Architecture = Architecture {
     model_types: &["glm4v", "glm4v_text"],
     class: "Glm4vForConditionalGeneration",
     from_hf: |fields| {
         let mut config = with_norms(fields.partly_rotated("glm4v", 1.0)?);
-        let usual = RopeAxes { sections: SECTIONS, takes_turns: false };
-        config.ropes[0].axes = Some(RopeAxes { takes_turns: false, ..fields.rope_axes()?.unwrap_or(usual) });
+        config.ropes[0].axes = Some(read_axes(fields)?);
         config.ropes[0].style = RopeStyle::Interleaved;
+        // It has biases whatever the file says; a file may say so.
+        fields.only(&[("attention_bias", json!(true))])?;
         Ok(config.with_layers(|layer| layer.attention.qkv_bias = true))
     },
     ..ARCHITECTURE
 };
+
+/// By which coordinates the language models of GLM that see rotate: sections follow each other.
+pub(super) fn read_axes(fields: &HfFields<'_>) -> Result<RopeAxes, EngineError> {
+    let usual = RopeAxes { sections: SECTIONS, takes_turns: false };
+    Ok(RopeAxes { takes_turns: false, ..fields.rope_axes()?.unwrap_or(usual) })
+}
 
 fn read_hf(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let mut config = fields.partly_rotated(architecture, 0.5)?;

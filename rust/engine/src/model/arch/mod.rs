@@ -179,6 +179,7 @@ pub const GROUPS: [(&str, &[Architecture]); 5] = [
             granite_moe::ARCHITECTURE,
             phimoe::ARCHITECTURE,
             glm4_moe::ARCHITECTURE,
+            glm4_moe::VL,
             hunyuan_moe::ARCHITECTURE,
             gpt_oss::ARCHITECTURE,
             llama4::ARCHITECTURE,

@@ -1,0 +1,28 @@
+//! What the files of models that see ask for is computed, or refused by name.
+
+use engine::{Engine, ModelSource};
+
+use crate::common::{
+    drawn,
+    media::{config, edited},
+};
+
+/// A golden, what takes the place of what in its config.json, and a part of the error.
+const REFUSED: [(&str, &str, &str, &str); 6] = [
+    ("glm46v", r#""in_channels":3"#, r#""in_channels":1"#, "`vision_config.in_channels` is 1; implemented: 3"),
+    ("glm46v", r#""in_channels":3"#, r#""use_head":true"#, "`vision_config.use_head` is true, which is not supported"),
+    ("glm46v", r#""in_channels":3"#, r#""rope_parameters":{"factor":2}"#, "`vision_config.rope_parameters.factor` is not"),
+    ("glm46v", r#"out_hidden_size":32"#, r#"out_hidden_size":16"#, "is 16, and the language model has 32 columns"),
+    ("glm46v", r#"text","attention_bias":true"#, r#"text","attention_bias":false"#, "is false; implemented: true"),
+    ("glm4v_moe", r#""use_qk_norm":false"#, r#""use_qk_norm":true"#, "`use_qk_norm` is true, which is not supported"),
+];
+
+#[test]
+fn what_is_not_computed_is_refused_by_name() {
+    for (name, from, to, part) in REFUSED {
+        let copy = edited(&drawn::seeing(name), "config.json", from, to);
+        let source = ModelSource::HuggingFace { path: copy.path().to_owned(), tokenizer_json: None };
+        let error = Engine::load(&source, &config(), &|_| {}).err().unwrap().to_string();
+        assert!(error.contains(part), "{name}: {error}");
+    }
+}

@@ -1,0 +1,221 @@
+"""Makes goldens of models that see, whose weights are drawn from their names (rust/engine/tests/common/drawn.rs).
+
+    python tests/drawn_images.py    packs tests/data/golden/vision-composed.tar.xz, by Transformers
+
+Tokenizer and images are those of tests/data/golden/vision/qwen3_vl. Needs torch and Transformers.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from drawn import rounded
+from drawn_sounds import model_class, shapes_of, write_weights
+from goldens import GOLDEN, unpack
+from PIL import Image
+
+LENT = GOLDEN / "vision" / "qwen3_vl"
+NUM_GREEDY = 8
+CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+TEMPLATE = """\
+{% for m in messages %}<|im_start|>{{ m['role'] }}
+{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}{% if c['type']=='image' %}\
+<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+TEXT = {
+    "vocab_size": 640,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-05,
+    "eos_token_id": 2,
+    "pad_token_id": 5,
+    "hidden_act": "silu",
+}
+AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+GLM_TOKENS = {
+    "image_token_id": 48,
+    "video_token_id": 49,
+    "image_start_token_id": 46,
+    "image_end_token_id": 47,
+    "video_start_token_id": 50,
+    "video_end_token_id": 51,
+    "tie_word_embeddings": False,
+}
+GLM_VISION = {
+    "model_type": "glm4v_vision",
+    "depth": 2,
+    "hidden_size": 16,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "num_heads": 2,
+    "in_channels": 3,
+    "image_size": 28,
+    "patch_size": 7,
+    "rms_norm_eps": 1e-05,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 32,
+    "intermediate_size": 24,
+}
+GLM_IMAGES = {
+    "image_processor_type": "Glm4vImageProcessor",
+    "size": {"shortest_edge": 784, "longest_edge": 8000},
+    "patch_size": 7,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    **CLIP,
+}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "glm46v": {
+        "config": {
+            "model_type": "glm46v",
+            "architectures": ["Glm46VForConditionalGeneration"],
+            **GLM_TOKENS,
+            "text_config": {**TEXT, "model_type": "glm4v_text", "attention_bias": True, "rope_parameters": AXES},
+            "vision_config": {**GLM_VISION, "attention_bias": True},
+        },
+        "images": {**GLM_IMAGES, "image_processor_type": "Glm46VImageProcessor"},
+    },
+    "glm4v_moe": {
+        "config": {
+            "model_type": "glm4v_moe",
+            "architectures": ["Glm4vMoeForConditionalGeneration"],
+            **GLM_TOKENS,
+            "text_config": {
+                **TEXT,
+                "model_type": "glm4v_moe_text",
+                "head_dim": 16,
+                "attention_bias": True,
+                "use_qk_norm": False,
+                "moe_intermediate_size": 24,
+                "num_experts_per_tok": 2,
+                "n_shared_experts": 1,
+                "n_routed_experts": 4,
+                "routed_scaling_factor": 1.5,
+                "n_group": 1,
+                "topk_group": 1,
+                "first_k_dense_replace": 1,
+                "norm_topk_prob": True,
+                "rope_parameters": AXES,
+            },
+            "vision_config": {**GLM_VISION, "model_type": "glm4v_moe_vision"},
+        },
+        "images": GLM_IMAGES,
+    },
+}
+CASES = [
+    (["image0.png"], [{"type": "image"}, {"type": "text", "text": "describe the image"}]),
+    (
+        ["image0.png", "image1.png"],
+        [
+            {"type": "image"},
+            {"type": "text", "text": "and"},
+            {"type": "image"},
+            {"type": "text", "text": "what do the two show?"},
+        ],
+    ),
+]
+"""The images, and the content of a user's message."""
+
+
+def num_vectors(config: dict[str, Any], given: Any) -> list[int]:
+    """Of each image."""
+    if "image_grid_thw" in given:
+        return [int(grid.prod()) // config["vision_config"]["spatial_merge_size"] ** 2 for grid in given["image_grid_thw"]]
+    edge = config["vision_config"]["patch_size"] * config["spatial_merge_size"]
+    return [int(height) // edge * (int(width) // edge) for height, width in given["image_sizes"]]
+
+
+def case(model: Any, tokenizer: Any, processor: Any, config: dict[str, Any], asked: Any) -> dict[str, Any]:
+    """A prompt with its images, and its greedy continuation."""
+    import torch
+
+    files, content = asked
+    messages = [{"role": "user", "content": content}]
+    given = processor(images=[Image.open(LENT / file) for file in files], return_tensors="pt")
+    text = tokenizer.apply_chat_template(messages, chat_template=TEMPLATE, tokenize=False, add_generation_prompt=True)
+    parts = text.split("<|image_pad|>")
+    counts = [*num_vectors(config, given), 0]
+    text = "".join(part + "<|image_pad|>" * count for part, count in zip(parts, counts, strict=True))
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def logits_of(ids: list[int]) -> Any:
+        token_ids = torch.tensor([ids])
+        # Which tokens are of images, where these have coordinates.
+        has_axes = "mrope_section" in config["text_config"]["rope_parameters"]
+        kinds = {"mm_token_type_ids": (token_ids == config["image_token_id"]).long()} if has_axes else {}
+        with torch.no_grad():
+            return model(input_ids=token_ids, **given, **kinds, use_cache=False).logits[0]
+
+    sequence = list(ids)
+    for _ in range(NUM_GREEDY):
+        sequence.append(int(logits_of(sequence)[-1].argmax()))
+    logits = logits_of(ids)
+    return {
+        "images": files,
+        "messages": messages,
+        "input_ids": ids,
+        "last_logits": rounded(logits[-1]),
+        "argmax": logits.argmax(-1).tolist(),
+        "greedy_ids": sequence[len(ids) :],
+    }
+
+
+def make(made: dict[str, Any]) -> dict[str, str]:
+    """The files of a golden, after the model with such weights has answered."""
+    import torch
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    torch.set_num_threads(1)
+    config = made["config"]
+    files = {
+        "config.json": json.dumps(config, separators=(",", ":")),
+        "preprocessor_config.json": json.dumps(made["images"], separators=(",", ":")),
+        "chat_template.jinja": TEMPLATE,
+    }
+    if "processor" in made:
+        files["processor_config.json"] = json.dumps(made["processor"], separators=(",", ":"))
+    lent = {name: (LENT / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, text in {**files, **lent}.items():
+            (folder / file).write_text(text)
+        shapes = shapes_of(folder)
+        write_weights(shapes, folder / "model.safetensors")
+        model, info = model_class(config["architectures"][0]).from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+        if wrong := {key: found for key, found in info.items() if found}:
+            sys.exit(f"not all weights are read: {wrong}")
+        tokenizer, processor = AutoTokenizer.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder, backend="pil")
+        cases = [case(model.eval(), tokenizer, processor, config, asked) for asked in CASES]
+    files["tensors.json"] = json.dumps(shapes, separators=(",", ":"))
+    files["golden.json"] = json.dumps({"cases": cases}, separators=(",", ":"))
+    return files
+
+
+def main() -> None:
+    unpack()
+    with tarfile.open(GOLDEN / "vision-composed.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
+        all_files = {f"vision/{name}/{file}": text for name, made in MODELS.items() for file, text in make(made).items()}
+        for path, text in sorted(all_files.items(), key=lambda item: item[0].rsplit("/", 1)[::-1]):
+            data = text.encode()
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(data), 0o644
+            archive.addfile(entry, io.BytesIO(data))
+
+
+if __name__ == "__main__":
+    main()
