@@ -114,6 +114,42 @@ MODELS: dict[str, dict[str, Any]] = {
         },
         "images": GLM_IMAGES,
     },
+    "lighton_ocr": {
+        "config": {
+            "model_type": "lighton_ocr",
+            "architectures": ["LightOnOcrForConditionalGeneration"],
+            "image_token_id": 48,
+            "spatial_merge_size": 2,
+            "tie_word_embeddings": True,
+            "text_config": {
+                **TEXT,
+                "model_type": "qwen3",
+                "head_dim": 24,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+            },
+            "vision_config": {
+                "model_type": "pixtral",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_channels": 3,
+                "head_dim": 16,
+                "hidden_act": "silu",
+                "image_size": 112,
+                "patch_size": 7,
+                "rope_parameters": {"rope_type": "axial", "rope_theta": 10000.0},
+            },
+        },
+        # Of squares of patches the last may be cut.
+        "images": {
+            "image_processor_type": "PixtralImageProcessor",
+            "size": {"longest_edge": 63},
+            "patch_size": {"height": 7, "width": 7},
+            **CLIP,
+        },
+        "processor": {"processor_class": "LightOnOcrProcessor", "patch_size": 7, "spatial_merge_size": 2},
+    },
 }
 CASES = [
     (["image0.png"], [{"type": "image"}, {"type": "text", "text": "describe the image"}]),
@@ -208,8 +244,8 @@ def make(made: dict[str, Any]) -> dict[str, str]:
 
 def main() -> None:
     unpack()
+    all_files = {f"vision/{name}/{file}": text for name, made in MODELS.items() for file, text in make(made).items()}
     with tarfile.open(GOLDEN / "vision-composed.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
-        all_files = {f"vision/{name}/{file}": text for name, made in MODELS.items() for file, text in make(made).items()}
         for path, text in sorted(all_files.items(), key=lambda item: item[0].rsplit("/", 1)[::-1]):
             data = text.encode()
             entry = tarfile.TarInfo(path)

@@ -55,6 +55,7 @@ TURNED_ENCODERS = {
     "glm46v",
     "glm4v",
     "glm4v_moe",
+    "lighton_ocr",
     "llama4_vision",
     "mistral3",
     "pixtral",
@@ -263,6 +264,16 @@ def draw_glm4v(case: Case, config: Config, images: Config) -> None:
             text["attention_bias"] = rng.random() < 0.7
 
 
+def draw_lighton(case: Case, config: Config, images: Config) -> None:
+    """How large patches and squares of them are, and whether an image has whole squares alone."""
+    rng = case.random
+    patch, square = rng.choice([5, 7]), rng.choice([1, 2, 3])
+    config["spatial_merge_size"] = square
+    config["vision_config"] |= {"patch_size": patch, "hidden_act": rng.choice(["silu", "gelu"])}
+    edge = patch * rng.choice([1, square])
+    images |= {"patch_size": {"height": edge, "width": edge}, "size": {"longest_edge": rng.choice([64, 100])}}
+
+
 def draw_llama4(case: Case, config: Config, images: Config) -> None:
     """How large tiles and squares of patches are, and the adapter."""
     rng, vision = case.random, config["vision_config"]
@@ -333,6 +344,7 @@ DRAWS: dict[str, Callable[[Case, Config, Config], None]] = {
     "glm46v": draw_glm4v,
     "glm4v": draw_glm4v,
     "glm4v_moe": draw_glm4v,
+    "lighton_ocr": draw_lighton,
     "mllama": draw_mllama,
     "internvl": draw_internvl,
     "aya_vision": draw_cohere,

@@ -446,9 +446,10 @@ impl Processor {
             }
         }
         if let (ProcessorKind::Pixtral, Some((what, json))) = (processor.kind, &outer) {
-            // The processor around Pixtral's hands these on to it.
+            // The processor around Pixtral's hands these on to it; that of LightOnOCR does not.
             let keys = Keys { what, json };
-            if let Some(patch_size) = keys.up_to("patch_size", 1024)? {
+            let is_handed_on = keys.get("processor_class").is_none_or(|class| class != "LightOnOcrProcessor");
+            if let Some(patch_size) = keys.up_to("patch_size", 1024)?.filter(|_| is_handed_on) {
                 processor.patch_size = patch_size * keys.up_to("spatial_merge_size", 64)?.unwrap_or(1);
             }
         }

@@ -13,6 +13,7 @@ mod llama4;
 mod mllama;
 mod phi3;
 mod phi4;
+mod pixtral;
 mod qwen;
 mod video;
 mod whisper;
@@ -59,7 +60,7 @@ const AUDIO: &str = "audio_config";
 pub(super) const ABOUT_IMAGES: &str = "max_edge (--max-edge) is about images, and this model takes sounds: leave it out";
 
 /// Every family whose images or sounds are computed.
-const FAMILIES: [Family; 29] = [
+const FAMILIES: [Family; 30] = [
     Family { model_types: &["llava"], key: VISION, is_one: false, read: llava },
     Family { model_types: &["llava_next"], key: VISION, is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], key: VISION, is_one: false, read: idefics2 },
@@ -73,7 +74,8 @@ const FAMILIES: [Family; 29] = [
     Family { model_types: &["gemma3n"], key: AUDIO, is_one: false, read: gemma3n_audio::gemma3n_audio },
     Family { model_types: &["gemma4"], key: VISION, is_one: false, read: gemma4::gemma4 },
     Family { model_types: &["gemma4"], key: AUDIO, is_one: false, read: gemma4_audio::gemma4_audio },
-    Family { model_types: &["mistral3"], key: VISION, is_one: false, read: mistral3 },
+    Family { model_types: &["mistral3"], key: VISION, is_one: false, read: pixtral::mistral3 },
+    Family { model_types: &["lighton_ocr"], key: VISION, is_one: false, read: pixtral::lighton_ocr },
     Family { model_types: &["glm4v"], key: VISION, is_one: false, read: glm4v::glm4v },
     Family { model_types: &["glm46v", "glm4v_moe"], key: VISION, is_one: false, read: glm4v::glm46v },
     Family { model_types: &["internvl"], key: VISION, is_one: false, read: internvl::internvl },
@@ -394,27 +396,6 @@ const SIGLIP: TowerNames = TowerNames {
     is_paired: false,
 };
 
-const PIXTRAL: TowerNames = TowerNames {
-    patch: "patch_conv",
-    positions: "",
-    class: "",
-    pre_norm: "ln_pre",
-    post_norm: "",
-    attn_norm: "transformer.layers.*.attention_norm",
-    qkv: [
-        "transformer.layers.*.attention.q_proj",
-        "transformer.layers.*.attention.k_proj",
-        "transformer.layers.*.attention.v_proj",
-    ],
-    attn_output: "transformer.layers.*.attention.o_proj",
-    ffn_norm: "transformer.layers.*.ffn_norm",
-    gate: "transformer.layers.*.feed_forward.gate_proj",
-    up: "transformer.layers.*.feed_forward.up_proj",
-    down: "transformer.layers.*.feed_forward.down_proj",
-    scales: [""; 2],
-    is_paired: false,
-};
-
 /// In older checkpoints the tower has a name within it, and in newer ones everything is below `model`.
 const PLACES: Places = Places {
     tower: &[
@@ -438,7 +419,7 @@ fn llava(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
             (TowerConfig { has_class: true, has_pre_norm: true, ..tower }, "default")
         }
         Some("siglip_vision_model") => (reader.clip([768, 3072, 12, 12, 224, 16], "gelu_pytorch_tanh", 1e-6)?, "full"),
-        Some("pixtral") if is_plain => return pixtral(reader),
+        Some("pixtral") if is_plain => return pixtral::pixtral(reader),
         Some(other) => {
             let known = if is_plain { ", pixtral" } else { "" };
             let why = format!("is `{other}`; implemented: clip_vision_model, siglip_vision_model{known}");
@@ -524,52 +505,4 @@ fn gemma3(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
         after: "<end_of_image>\n\n".into(),
     };
     Ok(MediaConfig { placeholder, sees_spans: true, ..reader.config("gemma3", tower, projector)? })
-}
-
-/// Pixtral's encoder (arXiv:2410.07073).
-fn pixtral_tower(reader: &Reader<'_, '_>) -> Result<TowerConfig, EngineError> {
-    let theta = match reader.encoder.child("rope_parameters")? {
-        Some(rope) => rope.number("rope_theta")?,
-        None => reader.encoder.number("rope_theta")?,
-    };
-    let tower = reader.clip([1024, 4096, 24, 16, 1024, 16], "gelu", 1e-5)?;
-    Ok(TowerConfig {
-        num_layers: Reader::layers_up_to(reader.whole, "vision_feature_layer", tower.num_layers, -1)?,
-        norm: NormKind::Rms,
-        eps: 1e-5,
-        is_gated: true,
-        positions: Positions::Rotary { theta: theta.unwrap_or(10_000.0), takes_turns: true },
-        has_pre_norm: true,
-        has_post_norm: false,
-        names: PIXTRAL,
-        ..tower
-    })
-}
-
-/// Pixtral, which is a LLaVA with an encoder of its own.
-fn pixtral(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
-    let strategy = reader.whole.text("vision_feature_select_strategy")?;
-    if strategy.as_deref() != Some("full") {
-        let why = "is not `full`, which is implemented with such a tower";
-        return Err(reader.whole.error("vision_feature_select_strategy", why));
-    }
-    if reader.whole.value("vision_feature_layer").is_none() {
-        return Err(reader.whole.error("vision_feature_layer", "is missing"));
-    }
-    let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;
-    let config = reader.config("llava", pixtral_tower(reader)?, reader.two_layers(activation))?;
-    Ok(MediaConfig { placeholder: Placeholder::Rows, ..config })
-}
-
-/// Mistral Small 3.1, with Pixtral's encoder.
-fn mistral3(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
-    let tower = pixtral_tower(reader)?;
-    let hidden = tower.hidden_size;
-    let merge = reader.whole.size("spatial_merge_size")?.unwrap_or(2);
-    let activation = Reader::activation(reader.whole, "projector_hidden_act", "gelu")?;
-    let mut projector = reader.two_layers(activation);
-    projector.norm = Some(ProjectorNorm { name: "norm", kind: NormKind::Rms, eps: reader.decoder.norm.eps, offset: 0.0 });
-    projector.regroup = Regroup::Interleaved(merge);
-    projector.layers.insert(0, ProjectorLayer { out_features: hidden, ..reader.last("patch_merger.merging_layer") });
-    Ok(MediaConfig { placeholder: Placeholder::Rows, ..reader.config("mistral3", tower, projector)? })
 }

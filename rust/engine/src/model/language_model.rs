@@ -84,6 +84,14 @@ fn usual() -> Vec<(&'static str, Value)> {
         ("qwen2_vl_text", qwen2_vl()),
         ("qwen2_5_vl_text", qwen2_vl()),
         (
+            "qwen3",
+            json!({
+                "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32,
+                "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32_768,
+                "rms_norm_eps": 1e-6,
+            }),
+        ),
+        (
             "qwen3_vl_text",
             json!({
                 "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32,

@@ -19,7 +19,7 @@ use crate::common::{
     serving::greedy,
 };
 
-const MODELS: [&str; 23] = [
+const MODELS: [&str; 24] = [
     "llava",
     "llava_next",
     "idefics2",
@@ -43,6 +43,7 @@ const MODELS: [&str; 23] = [
     "mllama",
     "glm46v",
     "glm4v_moe",
+    "lighton_ocr",
 ];
 
 /// Of these, the ones with recurrent layers, whose hits end at snapshots of states.
