@@ -56,6 +56,8 @@ TURNED_ENCODERS = {
     "glm4v",
     "glm4v_moe",
     "lighton_ocr",
+    "glm_ocr",
+    "exaone4_5",
     "llama4_vision",
     "mistral3",
     "pixtral",
@@ -79,6 +81,7 @@ TOKEN_KINDS = {
     "glm46v": "mm_token_type_ids",
     "glm4v": "mm_token_type_ids",
     "glm4v_moe": "mm_token_type_ids",
+    "glm_ocr": "mm_token_type_ids",
     "qwen3_vl_moe": "mm_token_type_ids",
     "qwen3_5_vision": "mm_token_type_ids",
     "qwen3_5_moe_vision": "mm_token_type_ids",
@@ -264,6 +267,15 @@ def draw_glm4v(case: Case, config: Config, images: Config) -> None:
             text["attention_bias"] = rng.random() < 0.7
 
 
+def draw_exaone(case: Case, config: Config, images: Config) -> None:
+    """How large patches are, and how many heads of keys and values there are."""
+    vision, patch = config["vision_config"], case.random.choice([7, 14])
+    heads = vision["num_heads"]
+    kv_heads = case.random.choice([number for number in range(1, heads + 1) if heads % number == 0])
+    vision |= {"patch_size": patch, "num_key_value_heads": kv_heads}
+    images["patch_size"] = patch
+
+
 def draw_lighton(case: Case, config: Config, images: Config) -> None:
     """How large patches and squares of them are, and whether an image has whole squares alone."""
     rng = case.random
@@ -344,6 +356,8 @@ DRAWS: dict[str, Callable[[Case, Config, Config], None]] = {
     "glm46v": draw_glm4v,
     "glm4v": draw_glm4v,
     "glm4v_moe": draw_glm4v,
+    "glm_ocr": draw_glm4v,
+    "exaone4_5": draw_exaone,
     "lighton_ocr": draw_lighton,
     "mllama": draw_mllama,
     "internvl": draw_internvl,

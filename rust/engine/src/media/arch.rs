@@ -60,13 +60,14 @@ const AUDIO: &str = "audio_config";
 pub(super) const ABOUT_IMAGES: &str = "max_edge (--max-edge) is about images, and this model takes sounds: leave it out";
 
 /// Every family whose images or sounds are computed.
-const FAMILIES: [Family; 30] = [
+const FAMILIES: [Family; 32] = [
     Family { model_types: &["llava"], key: VISION, is_one: false, read: llava },
     Family { model_types: &["llava_next"], key: VISION, is_one: false, read: llava_next },
     Family { model_types: &["idefics2"], key: VISION, is_one: false, read: idefics2 },
     Family { model_types: &["idefics3", "smolvlm"], key: VISION, is_one: false, read: idefics3 },
     Family { model_types: &["qwen2_vl"], key: VISION, is_one: false, read: qwen::qwen2_vl },
     Family { model_types: &["qwen2_5_vl"], key: VISION, is_one: false, read: qwen::qwen2_5_vl },
+    Family { model_types: &["exaone4_5"], key: VISION, is_one: false, read: qwen::exaone4_5 },
     Family { model_types: &["qwen3_vl", "qwen3_vl_moe"], key: VISION, is_one: false, read: qwen::qwen3_vl },
     Family { model_types: &["qwen3_5", "qwen3_5_moe"], key: VISION, is_one: false, read: qwen::qwen3_5 },
     Family { model_types: &["gemma3"], key: VISION, is_one: false, read: gemma3 },
@@ -78,6 +79,7 @@ const FAMILIES: [Family; 30] = [
     Family { model_types: &["lighton_ocr"], key: VISION, is_one: false, read: pixtral::lighton_ocr },
     Family { model_types: &["glm4v"], key: VISION, is_one: false, read: glm4v::glm4v },
     Family { model_types: &["glm46v", "glm4v_moe"], key: VISION, is_one: false, read: glm4v::glm46v },
+    Family { model_types: &["glm_ocr"], key: VISION, is_one: false, read: glm4v::glm_ocr },
     Family { model_types: &["internvl"], key: VISION, is_one: false, read: internvl::internvl },
     Family { model_types: &["aya_vision"], key: VISION, is_one: false, read: cohere::aya_vision },
     Family { model_types: &["cohere2_vision"], key: VISION, is_one: false, read: cohere::cohere2_vision },

@@ -9,6 +9,8 @@ use crate::media;
 /// differs from it. An older file has no `rope_parameters`, and may lack the base of its rotations, too.
 fn usual() -> Vec<(&'static str, Value)> {
     vec![
+        ("exaone4", exaone4()),
+        ("exaone4_5_text", exaone4()),
         (
             "gemma3_text",
             json!({
@@ -31,6 +33,13 @@ fn usual() -> Vec<(&'static str, Value)> {
                 "vocab_size": 151_424, "hidden_size": 4096, "intermediate_size": 10_944, "num_hidden_layers": 46,
                 "num_attention_heads": 96, "num_key_value_heads": 8, "max_position_embeddings": 65_536, "rms_norm_eps": 1e-5,
                 "moe_intermediate_size": 1408, "num_experts_per_tok": 8, "n_routed_experts": 128,
+            }),
+        ),
+        (
+            "glm_ocr_text",
+            json!({
+                "vocab_size": 59_392, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16,
+                "num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5,
             }),
         ),
         (
@@ -121,6 +130,14 @@ fn usual() -> Vec<(&'static str, Value)> {
             })),
         ),
     ]
+}
+
+/// Under both of its names.
+fn exaone4() -> Value {
+    json!({
+        "vocab_size": 102_400, "hidden_size": 4096, "intermediate_size": 16_384, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "max_position_embeddings": 2048,
+    })
 }
 
 /// Of the smaller of two.

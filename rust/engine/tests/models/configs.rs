@@ -380,7 +380,7 @@ fn architectures_are_found_or_refused_with_the_list() {
     assert_eq!(check_architecture(Some("mistral"), Found::Gguf("llama")).unwrap().name(), "mistral");
     assert_eq!(check_architecture(Some("gemma3"), hf(Some("gemma3_text"))).unwrap().name(), "gemma3");
     let list = "implemented: dense: llama, mistral, phi3, qwen2, qwen2_vl, qwen2_5_vl, qwen3, qwen3_vl, gemma3, \
-         gemma-embedding, gemma, gemma2, gemma3n, gemma4, starcoder2, phi, stablelm, olmo2, olmo3, smollm3, glm4, glm4v, granite, cohere, cohere2, \
+         gemma-embedding, gemma, gemma2, gemma3n, gemma4, starcoder2, phi, stablelm, olmo2, olmo3, smollm3, glm4, glm4v, glm_ocr, granite, cohere, cohere2, \
          ministral3, hunyuan_v1_dense, ministral, vaultgemma, glm, seed_oss, ernie4_5, exaone4, helium, nemotron, arcee, \
          jais2, apertus, granite_swa, hyperclovax, iquestcoder, cwm, mllama_text_model, olmo, gpt_neox, falcon, gptj, \
          codegen, gpt2, gpt_neo, gpt_bigcode, opt, biogpt, persimmon, nanochat, exaone, internlm2, internlm3, minicpm, orion, xverse; mixtures of experts: mixtral, qwen2_moe, qwen3_moe, \

@@ -19,7 +19,7 @@ use crate::common::{
     serving::greedy,
 };
 
-const MODELS: [&str; 24] = [
+const MODELS: [&str; 26] = [
     "llava",
     "llava_next",
     "idefics2",
@@ -44,6 +44,8 @@ const MODELS: [&str; 24] = [
     "glm46v",
     "glm4v_moe",
     "lighton_ocr",
+    "glm_ocr",
+    "exaone4_5",
 ];
 
 /// Of these, the ones with recurrent layers, whose hits end at snapshots of states.

@@ -46,6 +46,20 @@ pub(super) fn glm46v(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError
     Ok(config)
 }
 
+/// GLM-OCR: no learned positions, and normalized heads.
+pub(super) fn glm_ocr(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
+    let tower = TowerConfig {
+        intermediate_size: reader.size("intermediate_size", 4096)?,
+        qk_norms: Some(["blocks.*.attn.q_norm", "blocks.*.attn.k_norm"]),
+        ..tower(reader, [1024, 16])?
+    };
+    let width = reader.size("out_hidden_size", 1536)?;
+    // As many columns as in the network of the projector there would be of so many channels.
+    let config = projected(reader, tower, [width, 3 * width])?;
+    reader.check_rest(&["image_size"])?;
+    Ok(config)
+}
+
 /// What the towers have in common, with these usual sizes: width and heads.
 fn tower(reader: &Reader<'_, '_>, [hidden, heads]: [usize; 2]) -> Result<TowerConfig, EngineError> {
     // Which biases there are, the weights say.

@@ -92,7 +92,34 @@ pub(super) fn qwen2_vl(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineErr
 
 /// Qwen2.5-VL (arXiv:2502.13923).
 pub(super) fn qwen2_5_vl(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
-    let tower = qwen_tower(reader, reader.size("hidden_size", 1280)?)?;
+    let tower = windowed(reader, 1280)?;
+    qwen(reader, "qwen2_5_vl", tower)
+}
+
+/// EXAONE 4.5: the same with fewer heads of keys and values, before an EXAONE 4, whose positions are plain.
+pub(super) fn exaone4_5(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineError> {
+    let tower = TowerConfig {
+        num_kv_heads: Some(reader.size("num_key_value_heads", 8)?),
+        activation: Reader::activation(&reader.encoder, "hidden_act", "silu")?,
+        ..windowed(reader, 3584)?
+    };
+    let (width, patch) = (reader.size("out_hidden_size", 3584)?, reader.size("spatial_patch_size", tower.patch_size)?);
+    if width != reader.decoder.hidden_size {
+        let why = format!("is {width}, and the language model has {} columns", reader.decoder.hidden_size);
+        return Err(reader.encoder.error("out_hidden_size", why));
+    }
+    if patch != tower.patch_size {
+        return Err(reader.encoder.error("spatial_patch_size", format!("is {patch}; patch_size is {}", tower.patch_size)));
+    }
+    let config = qwen(reader, "exaone4_5", tower)?;
+    // Of coordinates in time, which it has not.
+    reader.check_rest(&["tokens_per_second"])?;
+    Ok(config)
+}
+
+/// A tower of which some layers see windows, of this usual width.
+fn windowed(reader: &Reader<'_, '_>, hidden_size: usize) -> Result<TowerConfig, EngineError> {
+    let tower = qwen_tower(reader, reader.size("hidden_size", hidden_size)?)?;
     let merge = reader.size("spatial_merge_size", 2)?.max(1);
     let side = reader.size("window_size", 112)? / merge / tower.patch_size.max(1) * merge;
     if side == 0 {
@@ -100,7 +127,7 @@ pub(super) fn qwen2_5_vl(reader: &Reader<'_, '_>) -> Result<MediaConfig, EngineE
     }
     let full_layers = reader.encoder.layers("fullatt_block_indexes")?.unwrap_or_else(|| vec![7, 15, 23, 31]);
     let windows = Some(Windows { side, full_layers });
-    qwen(reader, "qwen2_5_vl", TowerConfig { norm: NormKind::Rms, is_gated: true, windows, names: QWEN2_5, ..tower })
+    Ok(TowerConfig { norm: NormKind::Rms, is_gated: true, windows, names: QWEN2_5, ..tower })
 }
 
 /// What Qwen3-VL and Qwen 3.5 have in common.

@@ -18,7 +18,8 @@ use crate::{
 const INTERVAL: usize = 4;
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
-    model_types: &["exaone4"],
+    // The first files of EXAONE 4.5 call its language model otherwise.
+    model_types: &["exaone4", "exaone4_5_text"],
     class: "Exaone4ForCausalLM",
     gguf: "exaone4",
     names: &[],

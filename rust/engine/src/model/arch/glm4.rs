@@ -4,7 +4,7 @@
 use device::RopeStyle;
 use serde_json::json;
 
-use super::{Architecture, qwen2};
+use super::{Architecture, no_gguf, qwen2};
 use crate::{
     EngineError,
     model::{
@@ -44,15 +44,29 @@ pub(super) const VL: Architecture = Architecture {
     model_types: &["glm4v", "glm4v_text"],
     class: "Glm4vForConditionalGeneration",
     from_hf: |fields| {
-        let mut config = with_norms(fields.partly_rotated("glm4v", 1.0)?);
-        config.ropes[0].axes = Some(read_axes(fields)?);
-        config.ropes[0].style = RopeStyle::Interleaved;
         // It has biases whatever the file says; a file may say so.
         fields.only(&[("attention_bias", json!(true))])?;
-        Ok(config.with_layers(|layer| layer.attention.qkv_bias = true))
+        Ok(read_vl("glm4v", fields)?.with_layers(|layer| layer.attention.qkv_bias = true))
     },
     ..ARCHITECTURE
 };
+
+/// The language model of GLM-OCR: the same without biases.
+pub(super) const OCR: Architecture = Architecture {
+    model_types: &["glm_ocr", "glm_ocr_text"],
+    class: "GlmOcrForConditionalGeneration",
+    // Files have one head that predicts further tokens, and need not say so.
+    from_hf: |fields| read_vl("glm_ocr", &fields.with_defaults(&json!({"num_nextn_predict_layers": 1}))),
+    from_gguf: no_gguf,
+    ..ARCHITECTURE
+};
+
+fn read_vl(architecture: &'static str, fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
+    let mut config = with_norms(fields.partly_rotated(architecture, 1.0)?);
+    config.ropes[0].axes = Some(read_axes(fields)?);
+    config.ropes[0].style = RopeStyle::Interleaved;
+    Ok(config)
+}
 
 /// By which coordinates the language models of GLM that see rotate: sections follow each other.
 pub(super) fn read_axes(fields: &HfFields<'_>) -> Result<RopeAxes, EngineError> {

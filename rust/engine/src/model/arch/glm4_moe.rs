@@ -20,6 +20,12 @@ pub(super) const ARCHITECTURE: Architecture =
 pub(super) const VL: Architecture = Architecture {
     model_types: &["glm4v_moe", "glm4v_moe_text"],
     class: "Glm4vMoeForConditionalGeneration",
+    // Within a GLM-4.6V-Flash Transformers saves the experts of a layer as one tensor.
+    names: &[
+        (Role::ExpertGateUp, "mlp.experts.gate_up_proj$"),
+        (Role::ExpertDown, "mlp.experts.*.down_proj"),
+        (Role::ExpertDown, "mlp.experts.down_proj$"),
+    ],
     from_hf: |fields| {
         let usual = json!({"attention_bias": true, "first_k_dense_replace": 1, "n_shared_experts": 1});
         let mut config = read_hf("glm4v_moe", &fields.with_defaults(&usual))?;

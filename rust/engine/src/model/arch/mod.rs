@@ -128,6 +128,7 @@ pub const GROUPS: [(&str, &[Architecture]); 5] = [
             smollm3::ARCHITECTURE,
             glm4::ARCHITECTURE,
             glm4::VL,
+            glm4::OCR,
             granite::ARCHITECTURE,
             cohere::ARCHITECTURE,
             cohere2::ARCHITECTURE,
