@@ -123,8 +123,7 @@ fn every_family_sees_as_transformers_does() {
     }
 }
 
-/// On a GPU whose kernels run on the CPU: a resampler, windows with rotations, rows that see their span, neighbours that
-/// rotate, and layers that look at images.
+/// On a GPU whose kernels run on the CPU: a resampler, windows with rotations, spans, neighbours that rotate, layers over images.
 #[test]
 #[ignore = "models in the emulation; make test-long"]
 fn the_kernels_of_a_gpu_see_the_same() {
