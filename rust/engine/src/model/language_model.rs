@@ -8,17 +8,12 @@ use crate::media;
 /// What Transformers takes where the configuration of a language model within another says nothing: such files have only what
 /// differs from it. An older file has no `rope_parameters`, and may lack the base of its rotations, too.
 fn usual() -> Vec<(&'static str, Value)> {
+    [of_glm(), of_qwen(), of_others()].concat()
+}
+
+/// Of GLM.
+fn of_glm() -> Vec<(&'static str, Value)> {
     vec![
-        ("exaone4", exaone4()),
-        ("exaone4_5_text", exaone4()),
-        (
-            "gemma3_text",
-            json!({
-                "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-                "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
-                "rms_norm_eps": 1e-6, "rope_theta": 1e6, "sliding_window": 4096, "hidden_activation": "gelu_pytorch_tanh",
-            }),
-        ),
         ("glmasr", glmasr()),
         (
             "glm4v_text",
@@ -42,47 +37,12 @@ fn usual() -> Vec<(&'static str, Value)> {
                 "num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5,
             }),
         ),
-        (
-            "lfm2",
-            json!({
-                "vocab_size": 65_536, "hidden_size": 2560, "intermediate_size": 12_288, "num_hidden_layers": 32,
-                "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128_000, "norm_eps": 1e-5,
-                "rope_theta": 1e6,
-            }),
-        ),
-        (
-            "llama",
-            json!({
-                "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
-                "num_attention_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
-            }),
-        ),
-        (
-            "llama4_text",
-            json!({
-                "vocab_size": 202_048, "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16_384,
-                "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
-                "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "num_experts_per_tok": 1,
-                "num_local_experts": 16, "attention_chunk_size": 8192,
-            }),
-        ),
-        (
-            "ministral3",
-            json!({
-                "vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 34,
-                "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262_144,
-                "rms_norm_eps": 1e-5,
-            }),
-        ),
-        (
-            "mistral",
-            json!({
-                "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
-                "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6,
-                "sliding_window": 4096,
-            }),
-        ),
-        ("mllama_text_model", mllama()),
+    ]
+}
+
+/// Of Qwen.
+fn of_qwen() -> Vec<(&'static str, Value)> {
+    vec![
         (
             "qwen2",
             json!({
@@ -129,6 +89,63 @@ fn usual() -> Vec<(&'static str, Value)> {
                 "shared_expert_intermediate_size": 512, "num_experts_per_tok": 8, "num_experts": 256,
             })),
         ),
+    ]
+}
+
+/// Of others.
+fn of_others() -> Vec<(&'static str, Value)> {
+    vec![
+        ("exaone4", exaone4()),
+        ("exaone4_5_text", exaone4()),
+        (
+            "gemma3_text",
+            json!({
+                "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+                "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
+                "rms_norm_eps": 1e-6, "rope_theta": 1e6, "sliding_window": 4096, "hidden_activation": "gelu_pytorch_tanh",
+            }),
+        ),
+        (
+            "lfm2",
+            json!({
+                "vocab_size": 65_536, "hidden_size": 2560, "intermediate_size": 12_288, "num_hidden_layers": 32,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128_000, "norm_eps": 1e-5,
+                "rope_theta": 1e6,
+            }),
+        ),
+        (
+            "llama",
+            json!({
+                "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
+                "num_attention_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+            }),
+        ),
+        (
+            "llama4_text",
+            json!({
+                "vocab_size": 202_048, "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16_384,
+                "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+                "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "num_experts_per_tok": 1,
+                "num_local_experts": 16, "attention_chunk_size": 8192,
+            }),
+        ),
+        (
+            "ministral3",
+            json!({
+                "vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 34,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262_144,
+                "rms_norm_eps": 1e-5,
+            }),
+        ),
+        (
+            "mistral",
+            json!({
+                "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6,
+                "sliding_window": 4096,
+            }),
+        ),
+        ("mllama_text_model", mllama()),
     ]
 }
 
