@@ -159,15 +159,19 @@ def make(name: str, config_file: Path) -> None:
         (target / file).write_text(json.dumps(value, separators=(",", ":")) + "\n")
 
 
-def pack(folder: Path) -> None:
-    """One archive of all in a folder; like files lie beside each other, so that they share what they have in common."""
-    files = sorted(folder.rglob("*.json"), key=lambda path: (path.name, str(path.parent)))
-    with tarfile.open(GOLDEN / f"{folder.name}.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
-        for path in files:
-            data = path.read_bytes()
-            entry = tarfile.TarInfo(str(path.relative_to(GOLDEN)))
+def write_archive(name: str, files: dict[str, bytes]) -> None:
+    """An archive of goldens by path; like files lie beside each other, so that they share what they have in common."""
+    with tarfile.open(GOLDEN / f"{name}.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
+        for path, data in sorted(files.items(), key=lambda item: item[0].rsplit("/", 1)[::-1]):
+            entry = tarfile.TarInfo(path)
             entry.size, entry.mode = len(data), 0o644
             archive.addfile(entry, io.BytesIO(data))
+
+
+def pack(folder: Path) -> None:
+    """The archive of a folder, without weights."""
+    files = [path for path in folder.rglob("*") if path.suffix in {".json", ".jinja"}]
+    write_archive(folder.name, {str(path.relative_to(GOLDEN)): path.read_bytes() for path in files})
 
 
 def main() -> None:

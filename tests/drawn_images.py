@@ -7,15 +7,13 @@ Tokenizer and images are those of tests/data/golden/vision/qwen3_vl. Needs torch
 
 from __future__ import annotations
 
-import io
 import json
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from drawn import rounded
+from drawn import rounded, write_archive
 from drawn_sounds import model_class, shapes_of, write_weights
 from goldens import GOLDEN, unpack
 from PIL import Image
@@ -299,13 +297,8 @@ def make(made: dict[str, Any]) -> dict[str, str]:
 
 def main() -> None:
     unpack()
-    all_files = {f"vision/{name}/{file}": text for name, made in MODELS.items() for file, text in make(made).items()}
-    with tarfile.open(GOLDEN / "vision-composed.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
-        for path, text in sorted(all_files.items(), key=lambda item: item[0].rsplit("/", 1)[::-1]):
-            data = text.encode()
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.mode = len(data), 0o644
-            archive.addfile(entry, io.BytesIO(data))
+    all_files = {f"vision/{name}/{file}": text.encode() for name, made in MODELS.items() for file, text in make(made).items()}
+    write_archive("vision-composed", all_files)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,13 @@ adapter that goes with it. Needs torch, Transformers and PEFT.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from drawn import rounded
+from drawn import rounded, write_archive
 from drawn_sounds import RATE, samples, write_weights
 from goldens import GOLDEN, unpack
 
@@ -246,13 +244,7 @@ def make() -> dict[str, str]:
 
 def main() -> None:
     unpack()
-    files = make()
-    with tarfile.open(GOLDEN / "phi4.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
-        for file, text in sorted(files.items()):
-            data = text.encode()
-            entry = tarfile.TarInfo(f"phi4/{file}")
-            entry.size, entry.mode = len(data), 0o644
-            archive.addfile(entry, io.BytesIO(data))
+    write_archive("phi4", {f"phi4/{file}": text.encode() for file, text in make().items()})
 
 
 if __name__ == "__main__":

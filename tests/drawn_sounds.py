@@ -7,16 +7,14 @@ Their sounds are drawn as well, as samples of 16 bits. Needs torch, Transformers
 
 from __future__ import annotations
 
-import io
 import json
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from drawn import drawn, rounded
+from drawn import drawn, rounded, write_archive
 from goldens import GOLDEN, unpack
 
 RATE = 16000
@@ -634,13 +632,8 @@ def make(made: dict[str, Any]) -> dict[str, str]:
 
 def main() -> None:
     unpack()
-    with tarfile.open(GOLDEN / "hearing.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
-        all_files = {f"hearing/{name}/{file}": text for name, made in MODELS.items() for file, text in make(made).items()}
-        for path, text in sorted(all_files.items(), key=lambda item: item[0].rsplit("/", 1)[::-1]):
-            data = text.encode()
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.mode = len(data), 0o644
-            archive.addfile(entry, io.BytesIO(data))
+    all_files = {f"hearing/{name}/{file}": text.encode() for name, made in MODELS.items() for file, text in make(made).items()}
+    write_archive("hearing", all_files)
 
 
 if __name__ == "__main__":

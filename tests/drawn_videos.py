@@ -7,17 +7,15 @@ Frames are drawn from their names, as weights are (rust/engine/tests/common/draw
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-import tarfile
 import tempfile
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from drawn import drawn, rounded
+from drawn import drawn, rounded, write_archive
 from drawn_sounds import write_weights
 from goldens import GOLDEN, unpack
 
@@ -186,14 +184,7 @@ def make(name: str) -> dict[str, str]:
 
 def main() -> None:
     unpack()
-    all_files: dict[str, str] = {}
-    for name in MODELS:
-        all_files |= make(name)
-    with tarfile.open(GOLDEN / "videos.tar.xz", "w:xz", preset=9, format=tarfile.USTAR_FORMAT) as archive:
-        for path, text in sorted(all_files.items()):
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.mode = len(text.encode()), 0o644
-            archive.addfile(entry, io.BytesIO(text.encode()))
+    write_archive("videos", {path: text.encode() for name in MODELS for path, text in make(name).items()})
 
 
 if __name__ == "__main__":

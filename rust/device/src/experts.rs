@@ -73,7 +73,9 @@ impl RoutingRule {
             choice[best] = f32::NEG_INFINITY;
         }
         if self.score == RouterScore::SigmoidOfChosen {
-            chosen.iter_mut().for_each(|(_, weight)| *weight = sigmoid(*weight));
+            for (_, weight) in &mut *chosen {
+                *weight = sigmoid(*weight);
+            }
         }
         if self.score == RouterScore::SoftmaxOfChosen {
             let mut weights: Vec<_> = chosen.iter().map(|(_, score)| *score).collect();

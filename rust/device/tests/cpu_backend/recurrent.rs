@@ -59,43 +59,56 @@ impl Source {
                 })
             }
             6 | 7 => self.mamba(rng, backend, [[37, 5, 3], [130, 16, 8]][kind - 6], kind == 7),
+            8 => self.gated_delta(rng, backend, [3, 3, 9, 8], true, Some([5, 7])),
             _ => {
-                let sizes = [[2, 4, 16, 24], [3, 3, 9, 5], [2, 6, 8, 16], [], [], [3, 3, 9, 8]];
-                let [num_key_heads, num_value_heads, key_dim, dim] = sizes[kind - 3];
-                let (keys, values) = (num_key_heads * key_dim, num_value_heads * dim);
-                let mut linear = |rows| self.linear(rng, backend, rows);
-                let [q, k, v] = [keys, keys, values].map(&mut linear);
-                let b = linear(num_value_heads);
-                let down = (kind == 8).then(|| [5, 7].map(&mut linear));
-                let mut of_thin = |rows, i: usize| match &down {
-                    None => self.linear(rng, backend, rows),
-                    Some(down) => load(backend, &weight(rng, rows, down[i].out_features)),
-                };
-                let num_decays = if down.is_some() { keys } else { num_value_heads };
-                let (z, dt) = (of_thin(values, 0), of_thin(num_decays, 1));
-                Recurrent::GatedDelta(GatedDelta {
-                    q,
-                    k,
-                    v,
-                    z,
-                    b,
-                    dt,
-                    down,
-                    convs: [keys, keys, values].map(|channels| conv(rng, channels, 4, false)),
-                    dt_bias: rng.floats(num_decays).into(),
-                    a: rates(rng, num_value_heads).into(),
-                    beta_scale: if kind == 4 { 2.0 } else { 1.0 },
-                    norm: norm(rng, dim),
-                    num_key_heads,
-                    num_value_heads,
-                    is_grouped: kind != 5,
-                })
+                let sizes = [[2, 4, 16, 24], [3, 3, 9, 5], [2, 6, 8, 16]][kind - 3];
+                self.gated_delta(rng, backend, sizes, kind != 5, None)
             }
         }
     }
 }
 
 impl Source {
+    /// Of Kimi Delta Attention where there are ranks, of the gate and of the decays.
+    fn gated_delta(
+        &self,
+        rng: &mut Rng,
+        backend: &dyn Device,
+        [num_key_heads, num_value_heads, key_dim, dim]: [usize; 4],
+        is_grouped: bool,
+        ranks: Option<[usize; 2]>,
+    ) -> Recurrent {
+        let (keys, values) = (num_key_heads * key_dim, num_value_heads * dim);
+        let num_decays = if ranks.is_some() { keys } else { num_value_heads };
+        let [of_z, of_dt] = ranks.unwrap_or([HIDDEN; 2]);
+        let mut linear = |rows, cols| load(backend, &weight(rng, rows, cols), self.precision);
+        let [q, k, v] = [keys, keys, values].map(|rows| linear(rows, HIDDEN));
+        let (z, b, dt) = (linear(values, of_z), linear(num_value_heads, HIDDEN), linear(num_decays, of_dt));
+        let down = ranks.map(|ranks| ranks.map(|rank| linear(rank, HIDDEN)));
+        let convs = [keys, keys, values].map(|num_channels| Conv {
+            weight: rng.floats(4 * num_channels).into(),
+            bias: None,
+            num_channels,
+        });
+        Recurrent::GatedDelta(GatedDelta {
+            q,
+            k,
+            v,
+            z,
+            b,
+            dt,
+            down,
+            convs,
+            dt_bias: rng.floats(num_decays).into(),
+            a: rng.floats(num_value_heads).into_iter().map(|value| -value.exp()).collect::<Vec<_>>().into(),
+            beta_scale: if num_key_heads == num_value_heads { 2.0 } else { 1.0 },
+            norm: Norm { kind: NormKind::Rms, weight: rng.floats(dim).into(), bias: None, eps: 1e-5 },
+            num_key_heads,
+            num_value_heads,
+            is_grouped,
+        })
+    }
+
     /// Of so many channels, rows of a state, and columns that steps are made of.
     fn mamba(&self, rng: &mut Rng, backend: &dyn Device, [width, state_dim, rank]: [usize; 3], has_norms: bool) -> Recurrent {
         let mut linear = |rows, cols| load(backend, &weight(rng, rows, cols), self.precision);

@@ -260,7 +260,8 @@ impl Tower {
         let (hidden, config) = (self.config.hidden_size, &self.config);
         // A GPU has kernels for some sizes of heads.
         let prefers_bf16 = backend.prefers_bf16_cache() || !backend.memory()?.is_host;
-        let takes_bf16 = backend.check_kv_layer(KvDType::BF16, KvShape::new(config.num_kv_heads(), config.head_dim()), 1).is_ok();
+        let shape = KvShape::new(config.num_kv_heads(), config.head_dim());
+        let takes_bf16 = backend.check_kv_layer(KvDType::BF16, shape, config.num_heads / config.num_kv_heads()).is_ok();
         let is_fast = self.precision != Precision::Exact && prefers_bf16 && takes_bf16;
         let kv_dtype = if is_fast { KvDType::BF16 } else { KvDType::F32 };
         let alloc = |cols| backend.alloc(max_rows, cols);

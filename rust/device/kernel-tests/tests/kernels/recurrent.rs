@@ -147,7 +147,7 @@ fn load(backend: &dyn Backend, kind: usize) -> Recurrent {
         9 => source.mamba([40, 7, 16], false),
         10 => source.mamba([40, 40, 8], true),
         11 => source.mamba([40, 130, 8], true),
-        12 => source.gated_delta([3, 3, 9, 33], true, Some([5, 7])),
+        12 => source.gated_delta([3, 3, 9, 33], true, Some([24, 8])),
         _ => source.gated_delta([1, 1, 130, 24], true, Some([16, 8])),
     }
 }

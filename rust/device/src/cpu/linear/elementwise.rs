@@ -239,11 +239,15 @@ fn attention_gate_body(x: &mut [f32], gate: &[f32], activation: GateActivation) 
         GateActivation::Softplus => *x *= softplus(gate),
     };
     if x.len() == gate.len() {
-        x.iter_mut().zip(gate).for_each(|(x, gate)| gated(x, *gate));
+        for (x, gate) in x.iter_mut().zip(gate) {
+            gated(x, *gate);
+        }
         return;
     }
     for (head, gate) in x.chunks_exact_mut(x.len() / gate.len()).zip(gate) {
-        head.iter_mut().for_each(|x| gated(x, *gate));
+        for x in head {
+            gated(x, *gate);
+        }
     }
 }
 

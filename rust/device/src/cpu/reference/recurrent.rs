@@ -226,7 +226,9 @@ impl RecurrentPhases for ReferenceBackend {
                 GateActivation::Sigmoid => sigmoid(*gate),
                 GateActivation::Softplus => softplus(f64::from(*gate)),
             };
-            head.iter_mut().for_each(|x| *x = (f64::from(*x) * by) as f32);
+            for x in head {
+                *x = (f64::from(*x) * by) as f32;
+            }
         }
     }
 }
