@@ -137,6 +137,7 @@ FIXED = {
     "gpt_oss": {"attention_bias"},
     "granitemoehybrid": {"attention_bias"},
     "hunyuan_v1_dense": {"use_qk_norm"},
+    "kimi_linear": {"tie_word_embeddings"},
     # Widths of experts are those of `intermediate_size`, whatever the list says.
     "hunyuan_v1_moe": {"use_qk_norm", "attention_bias", "moe_intermediate_size"},
     "llama4_text": {"attention_bias"},
@@ -406,9 +407,11 @@ def draw_states(config: Config, rng: Random) -> None:
     if "linear_num_key_heads" in config:
         heads = rng.choice([1, 2, 3])
         config |= {"linear_num_key_heads": heads, "linear_num_value_heads": heads * rng.choice([1, 2, 4])}
-        if config["model_type"] == "olmo_hybrid":
-            # Transformers has a key head for each value head, and saves convolutions right where all have as many channels.
-            config |= {"linear_num_value_heads": heads, "linear_value_head_dim": config["linear_key_head_dim"]}
+    if config["model_type"] == "olmo_hybrid":
+        # Transformers has a key head for each value head, and saves convolutions right where all have as many channels.
+        config["linear_value_head_dim"] = config["linear_key_head_dim"]
+        if "linear_num_key_heads" in config:
+            config["linear_num_value_heads"] = config["linear_num_key_heads"]
     if "mamba_d_state" in config:
         inner = config["mamba_expand"] * config["hidden_size"]
         groups = rng.choice([1, 2, 4])

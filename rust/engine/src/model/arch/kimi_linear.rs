@@ -118,7 +118,8 @@ fn read_delta(fields: &HfFields<'_>, config: &DecoderConfig) -> Result<(Recurren
         Some(older) => older.layers("kda_layers")?.zip(older.layers("full_attn_layers")?),
         None => None,
     };
-    let is_recurrent = match lists {
+    // Newer files have both.
+    let is_recurrent = match lists.filter(|_| fields.value("layer_types").is_none()) {
         Some((recurrent, full)) => {
             let is_one = |layer: usize| recurrent.contains(&(layer + 1));
             if let Some(layer) = (0..num_layers).find(|layer| is_one(*layer) == full.contains(&(layer + 1))) {
