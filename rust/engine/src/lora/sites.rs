@@ -1,6 +1,9 @@
 //! The linear layers of a loaded model, as adapters name them.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use device::{Backend, Constant, Linear, Norm, Precision, RopeStyle};
 
@@ -97,16 +100,16 @@ impl<'a, 'b> Recorder<'a, 'b> {
 /// Whether the outputs of such a layer are those of a module of the checkpoint's: what latent attention absorbs has none.
 fn is_adaptable(role: Role) -> bool {
     use Role::{
-        AttnGate, AttnK, AttnKvDown, AttnOutput, AttnOwnQ, AttnQ, AttnQDown, AttnQUp, AttnV, ConvB, ConvC, ConvX, Embedding,
-        ExpertDown, ExpertGate, ExpertUp, FfnDown, FfnGate, FfnUp, LatentDown, LatentUp, MambaDt, MambaXbc, MambaZ, Output,
-        Router, SharedDown, SharedGate, SharedUp, SharedWeight,
+        AttnGate, AttnK, AttnKvDown, AttnOutput, AttnOwnQ, AttnQ, AttnQDown, AttnQUp, AttnV, ConvB, ConvC, ConvX, DeltaADown,
+        DeltaZDown, Embedding, ExpertDown, ExpertGate, ExpertUp, FfnDown, FfnGate, FfnUp, LatentDown, LatentUp, MambaDt,
+        MambaXbc, MambaZ, Output, Router, SharedDown, SharedGate, SharedUp, SharedWeight,
     };
     let attention = [AttnQ, AttnK, AttnV, AttnOutput, AttnOwnQ, AttnGate, AttnQDown, AttnQUp, AttnKvDown];
     let network = [
         FfnGate, FfnUp, FfnDown, Router, ExpertGate, ExpertUp, ExpertDown, LatentDown, LatentUp, SharedGate, SharedUp, SharedDown,
     ];
     let mamba = [MambaRole::X, MambaRole::StepsDown, MambaRole::B, MambaRole::C, MambaRole::Steps].map(Role::Mamba);
-    let recurrent = [ConvB, ConvC, ConvX, MambaZ, MambaXbc, MambaDt];
+    let recurrent = [ConvB, ConvC, ConvX, MambaZ, MambaXbc, MambaDt, DeltaZDown, DeltaADown];
     let others = [SharedWeight, Embedding, Output];
     is_of_gated_delta(role) || [&attention[..], &network, &recurrent, &mamba, &others].iter().any(|roles| roles.contains(&role))
 }
@@ -163,11 +166,13 @@ impl Sites {
     /// ([`ModelPlace::plain`](crate::weights::ModelPlace::plain)), without `.weight`. The matrix of logits is `lm_head`, whether
     /// it is the token embedding or not.
     pub(super) fn hugging_face(&self) -> HashMap<String, Vec<SitePart>> {
-        let name = |id: WeightId, matrix: &Matrix| {
+        // Transformers' own modules may be called as only some checkpoints call them.
+        let names = |id: WeightId, matrix: &Matrix| -> Vec<String> {
             let id = if id.role == Role::Embedding { id.with_role(Role::Output) } else { id };
-            let name = id.hugging_face(self.names);
             let number = matrix.expert.map_or(0, |expert| expert.index);
-            Some(name.strip_suffix(".weight")?.replace('*', &number.to_string()))
+            let plain = |name: String| Some(name.strip_suffix(".weight")?.replace('*', &number.to_string()));
+            let both = [Some(id.hugging_face(self.names)), id.hugging_face_otherwise(self.names)];
+            both.into_iter().flatten().filter_map(plain).collect()
         };
         let mut modules: HashMap<_, Vec<_>> = HashMap::new();
         for (site, Site { matrix, .. }) in self.list.iter().enumerate() {
@@ -177,8 +182,9 @@ impl Sites {
             // A file may keep by itself what a checkpoint has among others, and the other way round.
             let parts = [Some((matrix.id, SitePart::whole(site, matrix.shape[0]))), SitePart::fused(site, matrix)];
             for (id, part) in parts.into_iter().flatten() {
-                let Some(name) = name(id, matrix) else { continue };
-                for name in newer_names(&name, id.role).into_iter().chain([name]) {
+                let names = names(id, matrix).into_iter();
+                let all = names.flat_map(|name| newer_names(&name, id.role).into_iter().chain([name]));
+                for name in all.collect::<BTreeSet<_>>() {
                     modules.entry(name).or_default().push(part);
                 }
             }

@@ -31,6 +31,9 @@ pub(super) fn unigram(vocabulary: &Vocabulary<'_>) -> Result<Tokenizer, EngineEr
     // Also of what is no piece of texts: such an entry must not be the least of all, which decides what unknown characters cost.
     let least = vocabulary.iter().zip(scores).filter(|((_, _, kind), _)| *kind == TokenType::Normal).map(|(_, score)| *score);
     let least = least.fold(f32::INFINITY, f32::min);
+    if !least.is_finite() {
+        return Err(malformed("no token of it has a finite score"));
+    }
     let (mut vocab, mut added) = (Vec::with_capacity(num_tokens), Vec::new());
     let mut pieces = Pieces::with_capacity(num_tokens);
     let (mut unknown, mut has_bytes) = (vocabulary.id("unknown_token_id")?, false);

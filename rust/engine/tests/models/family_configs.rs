@@ -182,6 +182,16 @@ fn what_is_not_computed_is_refused_by_name() {
         ),
         (
             "kimi_linear",
+            json!({"linear_attn_config": {"safe_gate": true}}),
+            "`linear_attn_config.safe_gate` is true, which is not",
+        ),
+        ("kimi_linear", json!({"linear_attn_config": {"kda_layers": [1]}}), "full_attn_layers` is missing beside `kda_layers`"),
+        ("kimi_linear", json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}), "`rope_scaling` is"),
+        ("laguna", json!({"gating_types": ["per-head"]}), "`gating_types` is"),
+        ("laguna", json!({"sliding_window": 0}), "`sliding_window` is missing or 0, and layer 0 has a window"),
+        ("cohere2_moe", json!({"sliding_window_pattern": 0}), "`sliding_window_pattern` is 0; it must be at least 1"),
+        (
+            "kimi_linear",
             json!({"linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [2, 3]}}),
             "have layer 2 in both or in neither",
         ),

@@ -30,7 +30,8 @@ pub(super) const MOE: Architecture = Architecture {
 
 /// Dense layers before the others have a pattern of windows of their own, and may all rotate.
 fn read_moe(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let fields = fields.with_defaults(&json!({"head_dim": 128}));
+    let names = [("moe_gate_act", "expert_selection_fn"), ("moe_num_shared_experts", "num_shared_experts")];
+    let fields = fields.also_called(&names).with_defaults(&json!({"head_dim": 128}));
     let mut config = cohere::read_hf("cohere2_moe", &fields)?;
     if let Some(eps) = fields.number("rms_norm_eps")? {
         config.norm = NormConfig::rms(Some(eps));
@@ -38,8 +39,12 @@ fn read_moe(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let num_layers = config.layers.len();
     let num_dense = fields.size("first_k_dense_replace")?.unwrap_or(0);
     let is_sparse = fields.sparse_layer_types(num_layers, |layer| layer >= num_dense)?;
-    let dense_interval = fields.size("prefix_dense_sliding_window_pattern")?.unwrap_or(1).max(1);
-    let interval = fields.size("sliding_window_pattern")?.unwrap_or(INTERVAL).max(1);
+    let interval = |key: &str, usual| match fields.size(key)? {
+        Some(0) => Err(fields.error(key, "is 0; it must be at least 1")),
+        given => Ok(given.unwrap_or(usual)),
+    };
+    let dense_interval = interval("prefix_dense_sliding_window_pattern", 1)?;
+    let interval = interval("sliding_window_pattern", INTERVAL)?;
     let sliding = fields.sliding_layers(num_layers, |layer| match layer.checked_sub(num_dense) {
         None => !(layer + 1).is_multiple_of(dense_interval),
         Some(behind) => !(behind + 1).is_multiple_of(interval),

@@ -20,7 +20,7 @@ pub(super) const ARCHITECTURE: Architecture =
 pub(super) const VL: Architecture = Architecture {
     model_types: &["glm4v_moe", "glm4v_moe_text"],
     class: "Glm4vMoeForConditionalGeneration",
-    // Within a GLM-4.6V-Flash Transformers saves the experts of a layer as one tensor.
+    // As the language model of a `glm46v`, Transformers saves the experts of a layer as one tensor.
     names: &[
         (Role::ExpertGateUp, "mlp.experts.gate_up_proj$"),
         (Role::ExpertDown, "mlp.experts.*.down_proj"),

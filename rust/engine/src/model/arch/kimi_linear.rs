@@ -16,6 +16,17 @@ use crate::{
 /// Every fourth layer has attention, where a file does not say it.
 const INTERVAL: usize = 4;
 
+/// What files say of layers with states.
+const STATES: [&str; 7] = [
+    "num_heads",
+    "head_dim",
+    "short_conv_kernel_size",
+    "kda_layers",
+    "full_attn_layers",
+    "use_full_rank_gate",
+    "gate_lower_bound",
+];
+
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     model_types: &["kimi_linear"],
     class: "KimiLinearForCausalLM",
@@ -31,7 +42,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         (Role::DeltaZDown, "self_attn.g_a_proj"),
         (Role::DeltaZ, "self_attn.g_b_proj"),
         (Role::DeltaADown, "self_attn.f_a_proj"),
+        (Role::DeltaADown, "self_attn.forget_gate.f_a_proj"),
         (Role::DeltaA, "self_attn.f_b_proj"),
+        (Role::DeltaA, "self_attn.forget_gate.f_b_proj"),
         (Role::MixDtBias, "self_attn.dt_bias$"),
         (Role::MixDecay, "self_attn.A_log$"),
         (Role::MixNorm, "self_attn.o_norm"),
@@ -75,6 +88,9 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
         ("attn_res_block_size", json!(0)),
         ("routed_expert_hidden_size", json!(0)),
         ("linear_lower_bound", json!(0)),
+        // Nothing rotates, so nothing is stretched.
+        ("rope_scaling", json!({})),
+        ("rope_parameters", json!({})),
     ])?;
     let fields = fields.with_defaults(&json!({
         "rms_norm_eps": 1e-5, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
@@ -96,6 +112,9 @@ fn read_delta(fields: &HfFields<'_>, config: &DecoderConfig) -> Result<(Recurren
     let older = fields.child("linear_attn_config")?;
     if let Some(older) = &older {
         older.only(&[("use_full_rank_gate", json!(false)), ("gate_lower_bound", json!(0))])?;
+        if let Some((key, value)) = older.object.iter().find(|(key, value)| !STATES.contains(&key.as_str()) && !value.is_null()) {
+            return Err(older.error(key, format!("is {value}, which is not supported; known: {}", STATES.join(", "))));
+        }
     }
     let size = |old: &str, key: &str, usual: usize| match older.as_ref().map(|older| older.size(old)).transpose()?.flatten() {
         Some(size) => Ok(size),
@@ -115,7 +134,17 @@ fn read_delta(fields: &HfFields<'_>, config: &DecoderConfig) -> Result<(Recurren
     };
     let num_layers = config.layers.len();
     let lists = match &older {
-        Some(older) => older.layers("kda_layers")?.zip(older.layers("full_attn_layers")?),
+        Some(older) => match (older.layers("kda_layers")?, older.layers("full_attn_layers")?) {
+            (Some(recurrent), Some(full)) => Some((recurrent, full)),
+            (None, None) => None,
+            (recurrent, _) => {
+                let [there, missing] = match recurrent {
+                    Some(_) => ["kda_layers", "full_attn_layers"],
+                    None => ["full_attn_layers", "kda_layers"],
+                };
+                return Err(older.error(missing, format!("is missing beside `{there}`")));
+            }
+        },
         None => None,
     };
     // Newer files have both.

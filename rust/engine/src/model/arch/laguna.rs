@@ -36,7 +36,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
-    let fields = fields.with_defaults(&json!({
+    let mut fields = fields.with_defaults(&json!({
         "head_dim": 128, "num_key_value_heads": 8, "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512, "sliding_window": 512,
         "rope_parameters": {
@@ -44,6 +44,11 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         },
     }));
+    // Of rotations only what is said by kind counts.
+    for key in ["partial_rotary_factor", "rope_theta"] {
+        fields.value(key);
+        fields.object.remove(key);
+    }
     fields.only(&[("moe_apply_router_weight_on_input", json!(false))])?;
     if let Some(cap) = fields.number("moe_router_logit_softcapping")?.filter(|cap| *cap != 0.0) {
         return Err(fields.error("moe_router_logit_softcapping", format!("is {cap}; implemented: 0")));
@@ -66,14 +71,20 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
             attention.num_heads = heads[index];
         }
     }
-    let window = fields.required_size("sliding_window")?;
+    let window = fields.size("sliding_window")?.filter(|window| *window > 0);
+    if let (None, Some(layer)) = (window, sliding.iter().position(|slides| *slides)) {
+        return Err(fields.error("sliding_window", format!("is missing or 0, and layer {layer} has a window")));
+    }
     let is_sparse = fields.sparse_layer_types(num_layers, |layer| layer > 0)?;
-    let config = config.with_windows(|layer| sliding[layer].then_some(window));
+    let config = config.with_windows(|layer| window.filter(|_| sliding[layer]));
     Ok(config.with_experts(read_experts(&fields)?, |layer| is_sparse[layer]))
 }
 
 /// Whether a gate is of a head; else of an element.
 fn gates_heads(fields: &HfFields<'_>) -> Result<bool, EngineError> {
+    if let Some(kinds) = fields.value("gating_types") {
+        return Err(fields.error("gating_types", format!("is {kinds}; implemented: one kind for all layers, in `gating`")));
+    }
     match fields.value("gating") {
         None => Ok(true),
         Some(gating) if gating == json!(true) || gating == json!("per-head") => Ok(true),

@@ -220,7 +220,7 @@ impl RecurrentConfig {
             }
             Self::GatedDelta { num_key_heads, num_value_heads, key_dim, value_dim, kernel: len, eps, rank, .. } => {
                 kernel(len)?;
-                rank.map_or(Ok(()), |rank| in_range("rank of the decays of the state", rank, hidden))?;
+                rank.map_or(Ok(()), |rank| in_range("rank of the decays of the state", rank, MAX_HEAD_DIM))?;
                 in_range("number of key heads of the state", num_key_heads, MAX_HEADS)?;
                 in_range("number of value heads of the state", num_value_heads, MAX_HEADS)?;
                 in_range("elements of a key of the state", key_dim, MAX_HEAD_DIM)?;
