@@ -1,6 +1,6 @@
 //! LFM3: as LFM2, with a window in some layers, norms around both halves of a layer, and a gate for each head.
 
-use device::{GateActivation, RopeStyle};
+use device::GateActivation;
 use serde_json::json;
 
 use super::{Architecture, no_gguf};
@@ -55,7 +55,6 @@ fn from_hf(fields: &HfFields<'_>) -> Result<DecoderConfig, EngineError> {
     let mut config = DecoderConfig { norm: NormConfig::rms(fields.number("norm_eps")?), ..fields.decoder("lfm3")? };
     let head_dim = config.largest(|layer| layer.attention.head_dim);
     config.ropes.push(fields.rope(SLIDING, head_dim, 1.0)?);
-    debug_assert!(config.ropes.iter().all(|rope| rope.style == RopeStyle::Neox));
     let num_layers = config.layers.len();
     let is_full = |layer: usize| layer % 4 == 2;
     let slides = |layer: usize| layer > 0 && layer.is_multiple_of(4);
