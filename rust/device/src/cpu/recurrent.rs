@@ -148,10 +148,11 @@ pub fn recurrent(
         let mut projections: Vec<_> = outputs.iter_mut().map(|(linear, out)| Projection { linear, out }).collect();
         norm_linear(context, linear, x, norm, &mut projections);
     };
+    let mut project = |outputs: &mut [(&Linear, &mut Tensor)]| multiply((hidden, norm), outputs);
     match weights {
         Recurrent::Mamba(weights) => mamba::mamba(&run, &mut multiply, (hidden, norm), scratch, weights, out),
-        Recurrent::ShortConv(weights) => short_conv(&run, &mut multiply, (hidden, norm), scratch, weights, out),
-        Recurrent::Mamba2(weights) => mamba2(&run, &mut multiply, (hidden, norm), scratch, weights, out),
+        Recurrent::ShortConv(weights) => short_conv(&run, &mut project, scratch, weights, out),
+        Recurrent::Mamba2(weights) => mamba2(&run, &mut project, scratch, weights, out),
         Recurrent::GatedDelta(weights) => gated_delta(&run, &mut multiply, (hidden, norm), scratch, weights, out),
     }
 }
@@ -162,36 +163,25 @@ type Input<'a> = (&'a Tensor, Option<&'a Norm>);
 /// Multiplies rows by matrices.
 type Multiply<'a> = &'a mut dyn FnMut(Input<'_>, &mut [(&Linear, &mut Tensor)]);
 
-fn short_conv(
-    run: &Run<'_>,
-    project: Multiply<'_>,
-    input: Input<'_>,
-    scratch: &mut RecurrentScratch,
-    weights: &ShortConv,
-    out: &mut Tensor,
-) {
+/// Multiplies the hidden state by matrices.
+type Project<'a> = &'a mut dyn FnMut(&mut [(&Linear, &mut Tensor)]);
+
+fn short_conv(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScratch, weights: &ShortConv, out: &mut Tensor) {
     let rows = out.rows();
     let [b, c, x, ..] = scratch.projected.each_mut().map(|buffer| buffer.rows(rows, weights.conv.num_channels));
-    project(input, &mut [(&weights.b, &mut *b), (&weights.c, &mut *c), (&weights.x, &mut *x)]);
+    project(&mut [(&weights.b, &mut *b), (&weights.c, &mut *c), (&weights.x, &mut *x)]);
     multiply(run.context.isa, x.as_mut_slice(), b.as_slice());
     run.convolve(&weights.conv, 0, x, out, None);
     multiply(run.context.isa, out.as_mut_slice(), c.as_slice());
 }
 
-fn mamba2(
-    run: &Run<'_>,
-    project: Multiply<'_>,
-    input: Input<'_>,
-    scratch: &mut RecurrentScratch,
-    weights: &Mamba2,
-    out: &mut Tensor,
-) {
+fn mamba2(run: &Run<'_>, project: Project<'_>, scratch: &mut RecurrentScratch, weights: &Mamba2, out: &mut Tensor) {
     let (rows, isa) = (out.rows(), run.context.isa);
     let Mamba2 { num_heads, num_groups, state_dim, scales: [z_scale, dt_scale], .. } = *weights;
     let (dim, width, channels) = (weights.head_dim(), weights.z.out_features, weights.conv.num_channels);
     let [z, xbc, dt, ..] = &mut scratch.projected;
     let (z, xbc, dt) = (z.rows(rows, width), xbc.rows(rows, channels), dt.rows(rows, num_heads));
-    project(input, &mut [(&weights.z, &mut *z), (&weights.xbc, &mut *xbc), (&weights.dt, &mut *dt)]);
+    project(&mut [(&weights.z, &mut *z), (&weights.xbc, &mut *xbc), (&weights.dt, &mut *dt)]);
     let mixed = scratch.mixed[0].rows(rows, channels);
     run.convolve(&weights.conv, 0, xbc, mixed, Some(Activation::Silu));
     let (mixed, offset) = (&*mixed, weights.conv.state_len());
@@ -243,7 +233,7 @@ fn norm_groups(norm: &Norm, num_groups: usize, row: &mut [f32]) {
 
 fn gated_delta(
     run: &Run<'_>,
-    project: Multiply<'_>,
+    multiply: Multiply<'_>,
     input: Input<'_>,
     scratch: &mut RecurrentScratch,
     weights: &GatedDelta,
@@ -259,13 +249,13 @@ fn gated_delta(
     let (of_q, of_k, of_v, of_b) = ((&weights.q, &mut *q), (&weights.k, &mut *k), (&weights.v, &mut *v), (&weights.b, &mut *b));
     let (of_z, of_dt) = ((&weights.z, &mut *z), (&weights.dt, &mut *dt));
     match &weights.down {
-        None => project(input, &mut [of_q, of_k, of_v, of_z, of_b, of_dt]),
+        None => multiply(input, &mut [of_q, of_k, of_v, of_z, of_b, of_dt]),
         Some([z_rows, dt_rows]) => {
             let z_down = z_down.rows(rows, z_rows.out_features);
             let dt_down = dt_down.rows(rows, dt_rows.out_features);
-            project(input, &mut [of_q, of_k, of_v, (z_rows, &mut *z_down), of_b, (dt_rows, &mut *dt_down)]);
-            project((&*z_down, None), &mut [of_z]);
-            project((&*dt_down, None), &mut [of_dt]);
+            multiply(input, &mut [of_q, of_k, of_v, (z_rows, &mut *z_down), of_b, (dt_rows, &mut *dt_down)]);
+            multiply((&*z_down, None), &mut [of_z]);
+            multiply((&*dt_down, None), &mut [of_dt]);
         }
     }
     let [mixed_q, mixed_k, mixed_v] = &mut scratch.mixed;

@@ -1,6 +1,6 @@
 //! Tokenizers from the metadata of GGUF files. Everything in it is untrusted.
 
-use std::{collections::HashMap, sync::OnceLock};
+use std::collections::HashMap;
 
 use tokenizers::{
     AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior,
@@ -19,8 +19,7 @@ use tokenizers::{
 };
 
 use super::{
-    Encoder, SpecialTokens, Tokenizer,
-    pair::PairRules,
+    Encoder, Tokenizer,
     pieces::{PieceRules, Pieces, VISIBLE_SPACE, fallback_byte},
     pre_tokenizer::{known_names, pre_tokenizer},
     spm::{ByteTokens, SpecialMatcher, Spm},
@@ -233,16 +232,7 @@ fn around(
 ) -> Result<Tokenizer, EngineError> {
     let bos = if vocabulary.flag("add_bos_token", add_bos) { vocabulary.id("bos_token_id")? } else { None };
     let eos = if vocabulary.flag("add_eos_token", false) { vocabulary.id("eos_token_id")? } else { None };
-    Ok(Tokenizer {
-        encoder: Encoder::Pipeline { inner: Box::new(inner), bos, eos },
-        pieces,
-        strip_leading_space: false,
-        pairs: PairRules::default(),
-        special_tokens: SpecialTokens::default(),
-        eos_ids: Vec::new(),
-        specials: OnceLock::new(),
-        plain: OnceLock::new(),
-    })
+    Ok(Tokenizer::new(Encoder::Pipeline { inner: Box::new(inner), bos, eos }, pieces, false))
 }
 
 /// `WordPiece`, whose words begin with a visible space where a vocab.txt has none, and whose other pieces lack the `##`.
@@ -289,16 +279,7 @@ fn word_piece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
     inner.with_pre_tokenizer(Some(BertPreTokenizer));
     inner.with_post_processor(Some(BertProcessing::new(last, first)));
     inner.add_tokens(added).map_err(malformed)?;
-    Ok(Tokenizer {
-        encoder: Encoder::Pipeline { inner: Box::new(inner), bos: None, eos: None },
-        pieces,
-        strip_leading_space: true,
-        pairs: PairRules::default(),
-        special_tokens: SpecialTokens::default(),
-        eos_ids: Vec::new(),
-        specials: OnceLock::new(),
-        plain: OnceLock::new(),
-    })
+    Ok(Tokenizer::new(Encoder::pipeline(inner), pieces, true))
 }
 
 /// Cuts by each expression in turn, then writes bytes as characters.
@@ -356,16 +337,7 @@ fn sentencepiece(vocabulary: &Vocabulary) -> Result<Tokenizer, EngineError> {
         bos: if vocabulary.flag("add_bos_token", true) { vocabulary.id("bos_token_id")? } else { None },
         eos: if vocabulary.flag("add_eos_token", false) { vocabulary.id("eos_token_id")? } else { None },
     };
-    Ok(Tokenizer {
-        encoder: Encoder::Spm(Box::new(spm)),
-        pieces,
-        strip_leading_space: add_space_prefix,
-        pairs: PairRules::default(),
-        special_tokens: SpecialTokens::default(),
-        eos_ids: Vec::new(),
-        specials: OnceLock::new(),
-        plain: OnceLock::new(),
-    })
+    Ok(Tokenizer::new(Encoder::Spm(Box::new(spm)), pieces, add_space_prefix))
 }
 
 /// Merges of pairs, in the order that they were learned in, of a text whose spaces are visible; characters without a token become

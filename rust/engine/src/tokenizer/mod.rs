@@ -88,6 +88,13 @@ enum Encoder {
     Spm(Box<spm::Spm>),
 }
 
+impl Encoder {
+    /// One with nothing beside it.
+    fn pipeline(inner: tokenizers::Tokenizer) -> Self {
+        Self::Pipeline { inner: Box::new(inner), bos: None, eos: None }
+    }
+}
+
 /// Bytes of a hash table: a power of two of places, of which seven in eight may be taken, and a byte of each beside the entry.
 fn table_bytes(num_entries: usize, entry_bytes: usize) -> usize {
     (num_entries * 8 / 7 + 1).next_power_of_two() * (entry_bytes + 1)
@@ -136,8 +143,16 @@ impl Tokenizer {
             .with_truncation(None)
             .map_err(|e| EngineError::Tokenizer(format!("{file}: its truncation cannot be turned off: {e}")))?;
         let (pieces, strip_leading_space) = pieces::pieces_of(&inner, &file)?;
-        let mut tokenizer = Self {
-            encoder: Encoder::Pipeline { inner: Box::new(inner), bos: None, eos: None },
+        let mut tokenizer = Self::new(Encoder::pipeline(inner), pieces, strip_leading_space);
+        tokenizer.add_end_of_turn_tokens();
+        tokenizer.try_out().map_err(|e| EngineError::Tokenizer(format!("{file} does not tokenize: {e}")))?;
+        Ok(tokenizer)
+    }
+
+    /// One that knows nothing of what files say beside the vocabulary.
+    fn new(encoder: Encoder, pieces: Pieces, strip_leading_space: bool) -> Self {
+        Self {
+            encoder,
             pieces,
             strip_leading_space,
             pairs: PairRules::default(),
@@ -145,10 +160,7 @@ impl Tokenizer {
             eos_ids: Vec::new(),
             specials: OnceLock::new(),
             plain: OnceLock::new(),
-        };
-        tokenizer.add_end_of_turn_tokens();
-        tokenizer.try_out().map_err(|e| EngineError::Tokenizer(format!("{file} does not tokenize: {e}")))?;
-        Ok(tokenizer)
+        }
     }
 
     /// Tokenizes a text or two: parts that contradict each other, such as a template with a token that is nowhere, show only

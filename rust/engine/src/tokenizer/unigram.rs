@@ -1,8 +1,6 @@
 //! Unigram models of `SentencePiece` in GGUF files, whose tokenizer is called `t5`: those of `XLM-RoBERTa`, as llama.cpp's
 //! converter writes them. They cut texts as a tokenizer.json of the same model does.
 
-use std::sync::OnceLock;
-
 use tokenizers::{
     AddedToken, PreTokenizerWrapper,
     models::unigram::Unigram,
@@ -16,9 +14,8 @@ use tokenizers::{
 };
 
 use super::{
-    Encoder, SpecialTokens, Tokenizer, charsmap,
+    Encoder, Tokenizer, charsmap,
     gguf::{TokenType, Vocabulary, malformed},
-    pair::PairRules,
     pieces::{Pieces, VISIBLE_SPACE, fallback_byte},
 };
 use crate::{EngineError, error::caught_quietly};
@@ -74,16 +71,7 @@ pub(super) fn unigram(vocabulary: &Vocabulary<'_>) -> Result<Tokenizer, EngineEr
     inner.with_pre_tokenizer(Some(words(vocabulary, add_space_prefix)?));
     inner.with_post_processor(Some(ends(vocabulary)?));
     inner.add_tokens(added).map_err(malformed)?;
-    let tokenizer = Tokenizer {
-        encoder: Encoder::Pipeline { inner: Box::new(inner), bos: None, eos: None },
-        pieces,
-        strip_leading_space: add_space_prefix,
-        pairs: PairRules::default(),
-        special_tokens: SpecialTokens::default(),
-        eos_ids: Vec::new(),
-        specials: OnceLock::new(),
-        plain: OnceLock::new(),
-    };
+    let tokenizer = Tokenizer::new(Encoder::pipeline(inner), pieces, add_space_prefix);
     // What is wrong within a map shows only then.
     tokenizer.try_out()?;
     Ok(tokenizer)

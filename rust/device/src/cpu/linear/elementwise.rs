@@ -234,19 +234,20 @@ fn gate_body(activation: Activation, gate: &mut [f32], up: &[f32]) {
 
 #[inline(always)]
 fn attention_gate_body(x: &mut [f32], gate: &[f32], activation: GateActivation) {
-    let gated = |x: &mut f32, gate: f32| match activation {
-        GateActivation::Sigmoid => *x *= sigmoid(gate),
-        GateActivation::Softplus => *x *= softplus(gate),
+    let passed = |gate: f32| match activation {
+        GateActivation::Sigmoid => sigmoid(gate),
+        GateActivation::Softplus => softplus(gate),
     };
     if x.len() == gate.len() {
         for (x, gate) in x.iter_mut().zip(gate) {
-            gated(x, *gate);
+            *x *= passed(*gate);
         }
         return;
     }
     for (head, gate) in x.chunks_exact_mut(x.len() / gate.len()).zip(gate) {
+        let by = passed(*gate);
         for x in head {
-            gated(x, *gate);
+            *x *= by;
         }
     }
 }
