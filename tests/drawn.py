@@ -131,6 +131,30 @@ def case(model: Any, ids: list[int]) -> dict[str, Any]:
     }
 
 
+def loaded(model_class: Any, folder: Path) -> Any:
+    """The model in a folder, in float32, whose weights are all read."""
+    import torch
+
+    model, info = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    if wrong := {key: found for key, found in info.items() if found}:
+        sys.exit(f"not all weights are read: {wrong}")
+    return model.eval()
+
+
+def answer(logits_of: Callable[[list[int]], Any], ids: list[int], num_greedy: int = NUM_GREEDY) -> dict[str, Any]:
+    """What a model says of a prompt, and its greedy continuation; the whole sequence is computed again at each step."""
+    sequence = list(ids)
+    for _ in range(num_greedy):
+        sequence.append(int(logits_of(sequence)[-1].argmax()))
+    logits = logits_of(ids)
+    return {
+        "input_ids": ids,
+        "last_logits": rounded(logits[-1]),
+        "argmax": logits.argmax(-1).tolist(),
+        "greedy_ids": sequence[len(ids) :],
+    }
+
+
 def make(name: str, config_file: Path) -> None:
     """A golden folder, after the model with such weights has answered."""
     import torch
@@ -147,12 +171,8 @@ def make(name: str, config_file: Path) -> None:
         save_file(
             {name: drawn_weight(name, shape) for name, shape in shapes.items()}, f"{folder}/model.safetensors", {"format": "pt"}
         )
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
-        )
-    if wrong := {key: found for key, found in info.items() if found}:
-        sys.exit(f"not all weights are read: {wrong}")
-    answers = {"completions": [case(model.eval(), prompt(length)) for length in PROMPT_LENGTHS]}
+        model = loaded(AutoModelForCausalLM, Path(folder))
+    answers = {"completions": [case(model, prompt(length)) for length in PROMPT_LENGTHS]}
     target = DRAWN / name
     target.mkdir(parents=True, exist_ok=True)
     for file, value in [("config.json", config), ("tensors.json", shapes), ("golden.json", answers)]:

@@ -8,18 +8,16 @@ Tokenizer and images are those of tests/data/golden/vision/qwen3_vl. Needs torch
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from drawn import rounded, write_archive
+from drawn import answer, loaded, write_archive
 from drawn_sounds import model_class, shapes_of, write_weights
 from goldens import GOLDEN, unpack
 from PIL import Image
 
 LENT = GOLDEN / "vision" / "qwen3_vl"
-NUM_GREEDY = 8
 CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 TEMPLATE = """\
 {% for m in messages %}<|im_start|>{{ m['role'] }}
@@ -248,17 +246,10 @@ def case(model: Any, tokenizer: Any, processor: Any, config: dict[str, Any], ask
         with torch.no_grad():
             return model(input_ids=token_ids, **given, **kinds, use_cache=False).logits[0]
 
-    sequence = list(ids)
-    for _ in range(NUM_GREEDY):
-        sequence.append(int(logits_of(sequence)[-1].argmax()))
-    logits = logits_of(ids)
     return {
         "images": files,
         "messages": messages,
-        "input_ids": ids,
-        "last_logits": rounded(logits[-1]),
-        "argmax": logits.argmax(-1).tolist(),
-        "greedy_ids": sequence[len(ids) :],
+        **answer(logits_of, ids),
     }
 
 
@@ -283,13 +274,9 @@ def make(made: dict[str, Any]) -> dict[str, str]:
             (folder / file).write_text(text)
         shapes = shapes_of(folder)
         write_weights(shapes, folder / "model.safetensors")
-        model, info = model_class(config["architectures"][0]).from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
-        )
-        if wrong := {key: found for key, found in info.items() if found}:
-            sys.exit(f"not all weights are read: {wrong}")
+        model = loaded(model_class(config["architectures"][0]), folder)
         tokenizer, processor = AutoTokenizer.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder, backend="pil")
-        cases = [case(model.eval(), tokenizer, processor, config, asked) for asked in CASES]
+        cases = [case(model, tokenizer, processor, config, asked) for asked in CASES]
     files["tensors.json"] = json.dumps(shapes, separators=(",", ":"))
     files["golden.json"] = json.dumps({"cases": cases}, separators=(",", ":"))
     return files

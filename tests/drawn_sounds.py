@@ -8,17 +8,15 @@ Their sounds are drawn as well, as samples of 16 bits. Needs torch, Transformers
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from drawn import drawn, rounded, write_archive
+from drawn import answer, drawn, loaded, write_archive
 from goldens import GOLDEN, unpack
 
 RATE = 16000
-NUM_GREEDY = 8
 SPECIAL = {
     24: "[AUDIO]",
     25: "[BEGIN_AUDIO]",
@@ -578,17 +576,10 @@ def case(model: Any, tokenizer: Any, template: str, given: Any, kind: Any, behin
         with torch.no_grad():
             return model(input_ids=token_ids, **inputs, **kinds, use_cache=False).logits[0]
 
-    sequence = list(ids)
-    for _ in range(NUM_GREEDY):
-        sequence.append(int(logits_of(sequence)[-1].argmax()))
-    logits = logits_of(ids)
     return {
         "sounds": [{"name": name, "len": count} for name, count in sounds],
         "messages": messages,
-        "input_ids": ids,
-        "last_logits": rounded(logits[-1]),
-        "argmax": logits.argmax(-1).tolist(),
-        "greedy_ids": sequence[len(ids) :],
+        **answer(logits_of, ids),
     }
 
 
@@ -610,15 +601,9 @@ def make(made: dict[str, Any]) -> dict[str, str]:
             (folder / file).write_text(text)
         shapes = shapes_of(folder)
         write_weights(shapes, folder / "model.safetensors")
-        model, info = model_class(made["config"]["architectures"][0]).from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
-        )
-        if wrong := {key: found for key, found in info.items() if found}:
-            sys.exit(f"not all weights are read: {wrong}")
+        model = loaded(model_class(made["config"]["architectures"][0]), folder)
         tokenizer, kind = AutoTokenizer.from_pretrained(folder), kind_of(made, folder)
-        golden: dict[str, Any] = {
-            "cases": [case(model.eval(), tokenizer, made["template"], given, kind) for given in kind.cases()]
-        }
+        golden: dict[str, Any] = {"cases": [case(model, tokenizer, made["template"], given, kind) for given in kind.cases()]}
         if made["features"] == "Whisper":
             golden["transcription"] = case(model, tokenizer, made["template"], TRANSCRIPTION, kind, "lang:en[TRANSCRIBE]")
         elif made["features"] in ("Gemma3n", "Gemma4"):

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from drawn import drawn, rounded, write_archive
+from drawn import answer, drawn, write_archive
 from drawn_sounds import write_weights
 from goldens import GOLDEN, unpack
 
-NUM_GREEDY = 8
 MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5_vision")
 LENT = ("tokenizer.json", "tokenizer_config.json", "image0.png")
 """What a golden without weights has from `qwen3_vl`."""
@@ -149,18 +148,11 @@ class Videos:
             with torch.no_grad():
                 return self.model(input_ids=torch.tensor([ids]), **inputs, **told, use_cache=False).logits[0]
 
-        sequence = list(ids)
-        for _ in range(NUM_GREEDY):
-            sequence.append(int(logits_of(sequence)[-1].argmax()))
-        logits = logits_of(ids)
         return {
             "videos": [{"name": name, "frames": count, "fps": fps} for name, count, fps in videos],
             "size": self.size,
             "messages": messages,
-            "input_ids": ids,
-            "last_logits": rounded(logits[-1]),
-            "argmax": logits.argmax(-1).tolist(),
-            "greedy_ids": sequence[len(ids) :],
+            **answer(logits_of, ids),
         }
 
 
